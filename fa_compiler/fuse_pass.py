@@ -9,7 +9,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.onnx_file import add_functions, restore_graph_operators, to_file_operators
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.options import Target
-from fa_compiler.pipeline.fusing import fuse_checked
+from fa_compiler.pipeline.fusing import fuse_checked, name_of
 from fa_compiler.pipeline.keywords import takes, tells_of
 from fa_compiler.pipeline.options import FileOptions, PassKeywords, make_options
 
@@ -45,7 +45,7 @@ class FuseAttention(ir.passes.FunctionalPass):
         result = model.clone()
         restore_graph_operators(result)
         self.report, info = fuse_checked(result, self._options)
-        self.report.model = model.graph.name or "model"
+        self.report.model = name_of(model)
         if not self.report.count("fused"):
             return ir.passes.PassResult(model.clone(), modified=False)
         if self._options.target == "ort":

@@ -1,8 +1,8 @@
 """Drawings of dataflow graphs as SVG: boxes in rows, every arrow points down.
 
 A box stands one row below the lowest box that it reads, and sources stand right above the first box that reads them. A
-row is ordered by the mean position of its neighbours, which keeps most arrows short. The classes of boxes and arrows
-are names of `STYLE`, which a page may replace by its own.
+row is ordered by the mean position of its neighbours, which keeps most arrows short. All text stands inside of boxes,
+where no arrow crosses it. The classes of boxes and arrows are names of `STYLE`, which a page may replace by its own.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-WIDTH, HEIGHT, GAP, ROW = 168, 40, 18, 78
-"""In pixels: the width and height of a box, the space beside it, and the distance of rows."""
+WIDTH, GAP, BETWEEN = 184, 18, 36
+"""In pixels: the width of a box, the space beside it, and the space between rows."""
+
+TITLE, LINE, MARGIN = 16, 14, 11
+"""In pixels: the height of a box's title, of each line below it, and of the space above and below them together."""
 
 SWEEPS = 3
 """How often the rows are ordered, downwards and upwards; more rounds change little."""
@@ -22,7 +25,10 @@ LONGEST = 24
 """Arrows over more rows than this are drawn straight: a value that every layer reads would make a gap in every row."""
 
 LETTERS = 25
-"""What fits into a box."""
+"""What fits into the title of a box."""
+
+SMALL_LETTERS = 32
+"""What fits into a line below it."""
 
 STYLE = """
 svg { font: 11px system-ui, sans-serif; overflow: visible }
@@ -35,31 +41,44 @@ svg { font: 11px system-ui, sans-serif; overflow: visible }
 .role-value rect, .arrow.role-value { stroke: #15803d }
 .role-mask rect, .arrow.role-mask { stroke: #7e22ce }
 .role-bias rect, .arrow.role-bias { stroke: #a16207 }
-.label { fill: #555 }
+.below { font-size: 10px; fill: #555 }
 .title { font-weight: bold }
 """
 
 
 @dataclass(frozen=True)
 class Box:
-    """One operator or value. `key` is unique in the drawing, `hint` is shown when the pointer rests on the box, and
-    `kind` holds the classes."""
+    """One operator or value. `key` is unique in the drawing, `lines` stand below the title, `hint` is shown when the
+    pointer rests on the box, and `kind` holds the classes."""
 
     key: str
     title: str
-    below: str = ""
+    lines: tuple[str, ...] = ()
     hint: str = ""
     kind: str = ""
+
+    @property
+    def height(self) -> int:
+        """In pixels."""
+        return TITLE + LINE * len(self.lines) + MARGIN
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """What flows from one box to another, with its shape as the label."""
+    """What flows from one box to another."""
 
     source: str
     target: str
-    label: str = ""
     kind: str = ""
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Where a box, or the gap through which an arrow passes, lies: its left upper corner, and its lower end."""
+
+    left: float
+    top: float
+    bottom: float
 
 
 def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str:
@@ -70,7 +89,6 @@ def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str
         size, text = _drawn(boxes, arrows, name, "", f' y="{top + 32:g}"')
         body += [f'<text class="title" x="8" y="{top + 22:g}">{escape(name)}</text>', text]
         top, width = top + size[1] + 40, max(width, size[0])
-    width += WIDTH / 2  # for the labels beside the last arrow of a row
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}">'
     )
@@ -88,18 +106,21 @@ def _drawn(
     """The size of a drawing, and the drawing. `place` holds more attributes of it."""
     rows = layers([box.key for box in boxes], [(arrow.source, arrow.target) for arrow in arrows])
     width = max((_width(row) for row in rows), default=0.0) + 2 * GAP
-    height = len(rows) * ROW + GAP
-    places = dict(_places(rows, width))
-    labels = dict.fromkeys((arrow.source, arrow.label) for arrow in arrows if arrow.label)
+    heights = {box.key: box.height for box in boxes}
+    spots = dict(_spots(rows, width, heights))
+    height = max((spot.bottom for spot in spots.values()), default=0.0) + GAP
+    gaps: dict[tuple[str, str], list[Spot]] = {}
+    for key, spot in spots.items():
+        if not isinstance(key, str):
+            gaps.setdefault(key[:2], []).append(spot)
     lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" width="{width:g}" height="{height}" '
-        f'role="img" aria-label="{escape(name)}"{place}>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
+        f'height="{height:g}" role="img" aria-label="{escape(name)}"{place}>',
         *([f"<style>{style}</style>"] if style else []),
         '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="3" orient="auto" '
         'markerUnits="userSpaceOnUse"><path class="tip" d="M0,0 L7,3 L0,6z"/></marker></defs>',
-        *(_arrow(arrow, places) for arrow in arrows),
-        *(_label(source, text, places) for source, text in labels),
-        *(line for box in boxes for line in _box(box, *places[box.key])),
+        *(_arrow(arrow, spots, gaps.get((arrow.source, arrow.target), ())) for arrow in arrows),
+        *(line for box in boxes for line in _box(box, spots[box.key])),
         "</svg>",
     ]
     return (width, height), "\n".join(lines)
@@ -132,7 +153,8 @@ def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[P
         gaps = _gaps(source, target, row)
         for gap in gaps:
             rows[gap[2]].append(gap)
-        nx.add_path(linked, [source, *gaps, target])
+        if gaps or row[target] - row[source] == 1:  # an arrow that is drawn straight orders nothing
+            nx.add_path(linked, [source, *gaps, target])
     for _ in range(SWEEPS):
         _sort(rows, linked.pred)
         _sort(rows[::-1], linked.succ)
@@ -171,26 +193,26 @@ def _wide(place: Place) -> float:
     return WIDTH if isinstance(place, str) else 0
 
 
-def _places(rows: Sequence[Sequence[Place]], width: float) -> Iterator[tuple[Place, tuple[float, float]]]:
-    """The upper left corner of each box, and the upper end of each gap."""
-    for number, row in enumerate(rows):
+def _spots(rows: Sequence[Sequence[Place]], width: float, heights: Mapping[str, int]) -> Iterator[tuple[Place, Spot]]:
+    """The spots of the rows' places. The boxes of a row have a common upper end, and a gap is as high as the row."""
+    top = float(GAP)
+    for row in rows:
         left = (width - _width(row)) / 2
+        lowest = top + max(heights[place] for place in row if isinstance(place, str))
         for place in row:
-            yield place, (left, GAP + number * ROW)
+            yield place, Spot(left, top, top + heights[place] if isinstance(place, str) else lowest)
             left += _wide(place) + GAP
+        top = lowest + BETWEEN
 
 
-def _arrow(arrow: Arrow, places: Mapping[Place, tuple[float, float]]) -> str:
-    x, y = places[arrow.source]
-    end_x, end_y = places[arrow.target]
-    x, y, end_x = x + WIDTH / 2, y + HEIGHT, end_x + WIDTH / 2
+def _arrow(arrow: Arrow, spots: Mapping[Place, Spot], gaps: Iterable[Spot]) -> str:
+    source, target = spots[arrow.source], spots[arrow.target]
+    x, y = source.left + WIDTH / 2, source.bottom
     path = f"M{x:g},{y:g}"
-    first, last = round((y - HEIGHT) / ROW), round(end_y / ROW)
-    gaps = (places.get((arrow.source, arrow.target, number)) for number in range(first + 1, last))
-    for gap in filter(None, gaps):
-        path += f"{_curve(x, y, *gap)} V{gap[1] + HEIGHT:g}"
-        x, y = gap[0], gap[1] + HEIGHT
-    path += _curve(x, y, end_x, end_y)
+    for gap in gaps:
+        path += f"{_curve(x, y, gap.left, gap.top)} V{gap.bottom:g}"
+        x, y = gap.left, gap.bottom
+    path += _curve(x, y, target.left + WIDTH / 2, target.top)
     return f'<path class="arrow {escape(arrow.kind)}" d="{path}" marker-end="url(#tip)"/>'
 
 
@@ -199,21 +221,18 @@ def _curve(x1: float, y1: float, x2: float, y2: float) -> str:
     return f" C{x1:g},{middle:g} {x2:g},{middle:g} {x2:g},{y2:g}"
 
 
-def _label(source: str, text: str, places: Mapping[Place, tuple[float, float]]) -> str:
-    """A shape, under the box that it leaves."""
-    x, y = places[source]
-    return f'<text class="label" x="{x + WIDTH / 2 + 5:g}" y="{y + HEIGHT + 13:g}">{escape(shortened(text))}</text>'
-
-
-def _box(box: Box, x: float, y: float) -> Iterator[str]:
+def _box(box: Box, spot: Spot) -> Iterator[str]:
     yield f'<g class="box {escape(box.kind)}"><title>{escape(box.hint or box.title)}</title>'
-    yield f'<rect x="{x:g}" y="{y:g}" width="{WIDTH}" height="{HEIGHT}" rx="5"/>'
-    middle = x + WIDTH / 2
-    lower = [box.below] if box.below else []
-    for number, (text, kind) in enumerate([(box.title, "title"), *((line, "below") for line in lower)]):
-        base = y + (17 if lower else 25) + 15 * number
-        yield f'<text class="{kind}" x="{middle:g}" y="{base:g}" text-anchor="middle">{escape(shortened(text))}</text>'
+    yield f'<rect x="{spot.left:g}" y="{spot.top:g}" width="{WIDTH}" height="{box.height}" rx="5"/>'
+    middle, base = spot.left + WIDTH / 2, spot.top + TITLE + 1
+    yield _text("title", middle, base, shortened(box.title))
+    for number, line in enumerate(box.lines, 1):
+        yield _text("below", middle, base + number * LINE, shortened(line, SMALL_LETTERS))
     yield "</g>"
+
+
+def _text(kind: str, x: float, y: float, text: str) -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="middle">{escape(text)}</text>'
 
 
 def shortened(text: str, letters: int = LETTERS) -> str:

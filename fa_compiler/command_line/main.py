@@ -398,6 +398,7 @@ def _run(argv: Sequence[str] | None) -> int:
         args, others = top.parse_known_args(argv)
         if others:
             top.commands[args.command].unknown(others[0])
+        args.words = sys.argv[1:] if argv is None else list(argv)  # a page tells how it was made
         module, _, function = args.run.partition(".")
         with _text_beside(args):
             code = int(getattr(importlib.import_module(f"fa_compiler.command_line.{module}"), function)(args))

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onnx
 
@@ -20,15 +21,21 @@ from fa_compiler.command_line.options import given
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
-from fa_compiler.model_files.writing import Staging, check_place, staging, write, write_model
+from fa_compiler.model_files.writing import Staging, check_place, file_sizes, staging, write, write_model
 from fa_compiler.page.gain import gain_line
+from fa_compiler.page.provenance import Provenance, Written, gain_beside
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.answer.report import Code, Progress, printable
 from fa_compiler.pipeline.fusing import copy_of, file_form, run
+from fa_compiler.pipeline.how_to_run import how_to_run_result
 from fa_compiler.pipeline.options import FileOptions, make_options
 from fa_compiler.pipeline.runtime_choices import ALL, runtime_choices
+
+if TYPE_CHECKING:
+    from fa_compiler.comparison.compare import Comparison
+    from fa_compiler.page.drawn import Drawn
 
 
 def optimize(args: argparse.Namespace) -> int:
@@ -43,6 +50,7 @@ def optimize(args: argparse.Namespace) -> int:
     with staging() as stage:
         report_file = None if args.report is None else stage.reserve(args.report)
         pictures = _Pictures(args, stage)
+        compared = None
         with progress_bar(args.quiet) as stage.progress:
             proto, report = run(loaded, options, stage.progress, file_form(options))
             pictures.draw(report, loaded, proto)
@@ -50,8 +58,12 @@ def optimize(args: argparse.Namespace) -> int:
             staged = write_model(proto, loaded, args.output, stage, report, options.keeps_weights)
         if report_file is not None:
             write(report_file, [_json(report).encode(errors="backslashreplace")], args.report)
-        if args.verify and not _agrees(args, staged, report, options):
-            return DIFFERENT
+        if args.verify:
+            compared = _compared(args, staged, report, options)
+            if compared is None or not compared.same:
+                return DIFFERENT
+        how = how_to_run_result(args.output, report, options)
+        pictures.write(Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared))
         stage.commit()
     if not args.quiet:
         from fa_compiler.command_line.render import print_report
@@ -115,6 +127,7 @@ def inspect(args: argparse.Namespace) -> int:
         with progress_bar(args.quiet or args.json) as progress:
             proto, report = run(loaded, options, progress)
         pictures.draw(report, loaded, proto)
+        pictures.write()
         stage.commit()
     if args.json:
         print(_json(report), end="")
@@ -168,16 +181,32 @@ class _Pictures:
     """The page and the drawings that a command writes besides. Their places are reserved before the work begins."""
 
     def __init__(self, args: argparse.Namespace, stage: Staging) -> None:
+        self._args = args
         self._places = {kind: place for kind in ("html", "graph") if (place := getattr(args, kind)) is not None}
         self._files = {kind: stage.reserve(place) for kind, place in self._places.items()}
+        self._drawn: Drawn | None = None
 
     def draw(self, report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> None:
-        """Write them into the reserved files."""
-        from fa_compiler.page.page import drawings, page
+        """Draw the run, if it is to be drawn, before the result is written and changed for that."""
+        if self._files:
+            from fa_compiler.page.drawn import Drawn
+
+            self._drawn = Drawn.of(report, loaded, result)
+
+    def write(self, written: Written | None = None) -> None:
+        """Write what was drawn, and what is known of the written model, into the reserved files."""
+        if self._drawn is None:
+            return
+        from fa_compiler.page.page import Run, drawings, page
 
         for kind, file in self._files.items():
-            text = (page if kind == "html" else drawings)(report, loaded, result)
-            write(file, [text.encode(errors="backslashreplace")], self._places[kind])
+            place = self._places[kind]
+            if kind == "graph":
+                text = drawings(self._drawn)
+            else:
+                run = Run(Provenance.of(self._args.words), self._args.model, gain_beside(place), written)
+                text = page(self._drawn, run)
+            write(file, [text.encode(errors="backslashreplace")], place)
 
 
 def verify(args: argparse.Namespace) -> int:
@@ -197,7 +226,8 @@ def verify(args: argparse.Namespace) -> int:
     return OK if comparison.same else DIFFERENT
 
 
-def _agrees(args: argparse.Namespace, staged: Path, report: Report, options: Options) -> bool:
+def _compared(args: argparse.Namespace, staged: Path, report: Report, options: Options) -> Comparison | None:
+    """Compare the staged result with the model, and print what was found; None if the result does not run."""
     from fa_compiler.command_line.render import print_comparison
     from fa_compiler.comparison.compare import CannotRunError, compare_models
 
@@ -208,12 +238,12 @@ def _agrees(args: argparse.Namespace, staged: Path, report: Report, options: Opt
         )
     except CannotRunError as error:
         _cannot_compare(error)
-        return False
+        return None
     if not args.quiet or not comparison.same:
         print_comparison(comparison)
     if not comparison.same:
         print(f"fa-compiler: error: {printable(str(args.output))} was not written: it differs", file=sys.stderr)
-    return comparison.same
+    return comparison
 
 
 def _cannot_compare(error: Exception) -> int:

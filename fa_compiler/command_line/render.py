@@ -17,6 +17,7 @@ from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import printable
 
 if TYPE_CHECKING:
+    from fa_compiler.comparison.benchmark import Benchmark
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.pipeline.runtime_choices import Choices
 
@@ -65,27 +66,20 @@ def print_report(report: Report, explain: bool) -> None:
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the table of outputs and the verdict."""
-    rows = []
-    for output in comparison.outputs:
-        largest = "" if output.largest is None else f"{output.largest:.2g}"
-        noise = "" if output.noise is None else f" (ONNX Runtime differs from itself by {output.noise:.2g})"
-        if output.unrounded is not None:
-            noise = f" without the roundings to integers, which differ ({output.unrounded:.2g})"
-        verdict = Text(f"same{noise}", "green") if output.fault is None else Text(printable(output.fault), "red")
-        rows.append((output.name, f"{output.dtype}{list(output.shape)}", largest, verdict))
+    header, *rows = comparison._rows
+    styles = ["green" if output.fault is None else "red" for output in comparison.outputs]
     out = console()
-    out.print(_table(("output", "type", "largest difference", "verdict"), rows))
-    faults = sum(output.fault is not None for output in comparison.outputs)
-    agreed = "the output agrees" if len(rows) == 1 else f"all {len(rows)} outputs agree"
-    verdict_line = f"{faults} of {len(rows)} outputs differ" if faults else agreed
-    out.print(Text(f"{verdict_line} (tolerance {comparison.tolerance:g} of an output's largest finite value)"))
-    sizes = ", ".join(f"{name} {list(shape)}" for name, shape in comparison.sizes.items())
-    line = f"inputs: {sizes}"
-    if faults:
-        line += f"; with {comparison.feed}"
-    elif comparison.rounds > 1:
-        line += f"; in {comparison.rounds} rounds"
-    out.print(Text(printable(line)))
+    out.print(_table(header, ([*row[:-1], Text(row[-1], style)] for row, style in zip(rows, styles, strict=True))))
+    for line in comparison._lines:
+        out.print(Text(line))
+
+
+def print_measures(measured: Benchmark) -> None:
+    """Print the table of a benchmark, and what it was measured with."""
+    header, *rows = measured._rows
+    print_table(header, rows)
+    for line in measured._lines:
+        print(line)
 
 
 def print_choices(choices: Choices) -> None:

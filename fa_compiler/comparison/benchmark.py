@@ -30,11 +30,13 @@ from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.reading import ModelLike, read_proto
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.option import read_options
-from fa_compiler.passes.answer.report import Progress
+from fa_compiler.passes.answer.report import Progress, printable
+from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.pipeline.keywords import takes
 from fa_compiler.pipeline.optimize import optimize
 
 LEAST_RUNS, MOST_RUNS = 5, 1000
+MIB = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class Timing:
     low: float
     high: float
     memory: int
+
+    def __str__(self) -> str:
+        """The median in milliseconds, and between which times eight of ten runs lie."""
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
 
     @staticmethod
     def of(seconds: Sequence[float], memory: int) -> Timing:
@@ -75,7 +81,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Shown):
     """The measures, and the conditions they were made under. `report` tells what was fused."""
 
     report: Report
@@ -111,6 +117,39 @@ class Benchmark:
                 for each in self.measures
             ],
         }
+
+    @property
+    def conditions(self) -> str:
+        """What was measured with, and what the figures are."""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        return (
+            f"onnxruntime {self.runtime} with all its optimisations, batch {self.batch}, {threads}; medians of runs in "
+            "turns, in brackets where eight of ten runs lie; memory is the peak of a process that runs the model"
+        )
+
+    @property
+    def _rows(self) -> list[list[str]]:
+        rows = [["tokens", "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB"]]
+        for each in self.measures:
+            if each.original is not None and each.fused is not None:
+                memory = [f"{timing.memory / MIB:,.0f}" for timing in (each.original, each.fused)]
+                rows.append([str(each.length), str(each.original), str(each.fused), f"{each.ratio:.2f} x", *memory])
+        return rows
+
+    @property
+    def _lines(self) -> list[str]:
+        faults = [f"{each.length} tokens: the model does not run: {each.fault}" for each in self.measures if each.fault]
+        report = self.report
+        fused = f"{report.model}: {report.count('fused')} of {report.softmaxes} attentions fused"
+        return [*map(printable, (*faults, fused)), *self._nothing_gained, self.conditions]
+
+    @property
+    def _nothing_gained(self) -> list[str]:
+        """Why both models are the same, if they are."""
+        if self.report.count("fused") or self.report.changed_otherwise:
+            return []
+        already = ", because the model is fused already" if self.report.count("already_fused") else ""
+        return [f"nothing was fused{already}: both models are the same, and there is nothing to compare"]
 
 
 @takes(BenchKeywords, BenchOptions)

@@ -43,6 +43,8 @@ from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.report import printable
+from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
 from fa_compiler.protos.subgraphs import all_nodes
 from fa_compiler.protos.tensors import all_tensors
@@ -84,9 +86,18 @@ class OutputComparison:
     noise: float | None = None
     unrounded: float | None = None
 
+    @property
+    def verdict(self) -> str:
+        """Whether it agrees, in words, or why not."""
+        if self.fault is not None:
+            return self.fault
+        if self.unrounded is not None:
+            return f"same without the roundings to integers, which differ ({self.unrounded:.2g})"
+        return "same" if self.noise is None else f"same (ONNX Runtime differs from itself by {self.noise:.2g})"
+
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Shown):
     """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
     inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried."""
 
@@ -100,6 +111,39 @@ class Comparison:
     def same(self) -> bool:
         """Whether every output agrees."""
         return all(output.fault is None for output in self.outputs)
+
+    @property
+    def outcome(self) -> str:
+        """How many outputs agree, in one line."""
+        count = len(self.outputs)
+        if not self.same:
+            verdict = f"{sum(output.fault is not None for output in self.outputs)} of {count} outputs differ"
+        else:
+            verdict = "the output agrees" if count == 1 else f"all {count} outputs agree"
+        return f"{verdict} (tolerance {self.tolerance:g} of an output's largest finite value)"
+
+    @property
+    def given(self) -> str:
+        """The shapes of the inputs, and how often they were drawn, in one line."""
+        sizes = ", ".join(f"{name} {list(shape)}" for name, shape in self.sizes.items())
+        words = [f"inputs: {sizes}"]
+        if not self.same:
+            words.append(f"with {self.feed}")
+        elif self.rounds > 1:
+            words.append(f"in {self.rounds} rounds")
+        return printable("; ".join(words))
+
+    @property
+    def _rows(self) -> list[list[str]]:
+        rows = [["output", "type", "largest difference", "verdict"]]
+        for output in self.outputs:
+            largest = "" if output.largest is None else f"{output.largest:.2g}"
+            rows.append([output.name, f"{output.dtype}{list(output.shape)}", largest, output.verdict])
+        return [[printable(cell) for cell in row] for row in rows]
+
+    @property
+    def _lines(self) -> list[str]:
+        return [self.outcome, self.given]
 
 
 def compare_models(

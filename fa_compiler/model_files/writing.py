@@ -167,9 +167,30 @@ def write_model(
     report.notes.extend(_place_data(proto, loaded, output, stage, keep))
     if not report.count("fused"):
         same = "is the input with the changes above" if report.changed_otherwise else "is a copy of the input"
-        report.notes.append(f"nothing was fused: the output {same}")
+        report.notes.append(f"{_why_unchanged(report)}: the output {same}")
     write(staged, serialised(proto, loaded.weights, str(output)), output)
     return staged
+
+
+def _why_unchanged(report: Report) -> str:
+    """Why nothing was fused, in short."""
+    already = report.count("already_fused") and not report.count("declined")
+    return "the model is fused already" if already else "nothing was fused"
+
+
+def file_sizes(loaded: LoadedModel, proto: onnx.ModelProto, staged: Path, output: Path) -> tuple[int, int] | None:
+    """The bytes of a model's files, external weights included, before and after `write_model` staged `proto`; None if
+    one of them is not a regular file."""
+    if loaded.path is None or is_special(loaded.path) or is_special(staged):
+        return None
+    own = loaded.weights
+    data = {
+        output.parent / tensors.location(tensor)
+        for tensor in tensors.all_tensors(proto)
+        if tensors.is_external(tensor) and not (own is not None and own.owns(tensor))
+    }
+    before, after = {loaded.path, *loaded.files.values()}, {staged, *data}
+    return sum(path.stat().st_size for path in before), sum(path.stat().st_size for path in after)
 
 
 def relocate(proto: onnx.ModelProto, places: Mapping[str, str]) -> None:

@@ -53,6 +53,18 @@ def largest_scores(report: Report) -> Scores | None:
     return max(found, key=lambda scores: scores.count_bytes(TOKENS), default=None)
 
 
+def added_by_mask(report: Report, tokens: int) -> int:
+    """The bytes that the largest mask takes more than in the model, because an operator takes it in full only: for one
+    sequence, where each open size is this number of tokens."""
+    missed = (missed for block in report.blocks for missed in block.missed)
+    return max((each.added_bytes(tokens) for each in missed), default=0)
+
+
+def in_all(saved: int, added: int) -> str:
+    """What the saved and the added bytes are together."""
+    return f"{in_units(saved - added)} less" if saved > added else "no less"
+
+
 def _scores_of(block: Block) -> Scores:
     assert block.heads is not None
     rows, keys = block.scores or (0, 0)
@@ -64,12 +76,12 @@ def _bytes_of(*sizes: int) -> int:
 
 
 def in_units(count: int) -> str:
-    """A number of bytes for people, such as 96 MiB."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if count < 1024 or unit == "GiB":
-            return f"{count:,.0f} {unit}"
-        count //= 1024
-    raise AssertionError
+    """A number of bytes for people, such as 96 MiB or 1.2 GiB."""
+    size, units = float(count), ["bytes", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        del units[0]
+    return f"{size:,.0f} {units[0]}" if size >= 10 or size == int(size) else f"{size:.1f} {units[0]}"
 
 
 def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -> str | None:
@@ -90,8 +102,9 @@ def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -
         largest = max(_bytes_of(*shape) for shape in sizes)
         return f"{line}; up to {in_units(largest)} of scores and probabilities are not held any more"
     where = f"at {TOKENS:,} tokens" if scores.is_open else "for each sequence"
-    size = in_units(scores.count_bytes(TOKENS))
-    return f"{line}; {where} {size} of scores and probabilities are not held any more"
+    saved, added = scores.count_bytes(TOKENS), added_by_mask(report, TOKENS)
+    line += f"; {where} {in_units(saved)} of scores and probabilities are not held any more"
+    return f"{line}, and a mask takes {in_units(added)} more: {in_all(saved, added)} in all" if added else line
 
 
 def _fixed_shapes(model: onnx.ModelProto) -> dict[str, tuple[int, ...]]:

@@ -1,121 +1,140 @@
 """The page that `bench --html` writes: how fast both models are and how much memory they take, as bars and as a table.
 
-The bars of one length stand beneath each other, the original's above the fused model's. Their scale begins at 0. A thin
-line over the end of a bar shows where eight of ten runs lie. The page needs no network and no script.
+The bars of one length stand beneath each other, the original's above the fused model's. The longer one has the same
+width at each length: short sequences take a hundredth of the time of long ones, and have bars, too. A thin line over
+the end of a bar shows where eight of ten runs lie. The page needs no network.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
+from pathlib import Path
+from urllib.parse import quote
 
-from fa_compiler.comparison.benchmark import Benchmark, Measure, Timing
-from fa_compiler.page.page import style
+from fa_compiler.comparison.benchmark import MIB, Benchmark, Measure, Timing
+from fa_compiler.page.page import document, title_of
+from fa_compiler.page.provenance import Provenance, page_beside
 
-MIB = 1 << 20
-BAR, GAP, LEFT, WIDTH, ROOM = 18, 16, 100, 330, 130
-"""Pixels: the height of a bar, the space between lengths, the space for labels, the longest bar, the space after it."""
+LONGEST = 85
+"""The longer bar of each length, in percent of the width. The rest is for the line over its end."""
 OWN_STYLE = """
-.plot { max-width: 100%; height: auto; font: 14px system-ui, sans-serif } .wide { overflow-x: auto }
-.plot text { fill: var(--ink) } .plot .faint { fill: var(--faint) }
-.plot .original { fill: var(--other) } .plot .fused { fill: var(--good) } .plot .spread { stroke: var(--ink) }
+main { max-width: 900px }
+.plot { margin: 0 0 1.2rem } .plot p { margin: .7rem 0 .1rem; font-weight: 600 }
+.row { display: grid; grid-template-columns: 4.5rem 1fr 5.5rem; gap: .6rem; align-items: center; line-height: 1.35 }
+.row .number { text-align: right; font-variant-numeric: tabular-nums } .row .model { color: var(--faint) }
+.track { position: relative; height: 1.05rem } .bar { position: absolute; inset: 1px auto 1px 0; border-radius: 2px }
+.bar.original { background: var(--other) } .bar.fused { background: var(--good) }
+.spread { position: absolute; top: 50%; height: 1px; background: var(--ink) }
+.wide { overflow-x: auto; background:
+  linear-gradient(to right, var(--paper) 30%, transparent) left / 40px 100% no-repeat local,
+  linear-gradient(to left, var(--paper) 30%, transparent) right / 40px 100% no-repeat local,
+  linear-gradient(to right, var(--line), transparent) left / 12px 100% no-repeat scroll,
+  linear-gradient(to left, var(--line), transparent) right / 12px 100% no-repeat scroll }
+.wide { margin-bottom: .8rem } .wide small { display: block; color: var(--faint); white-space: nowrap }
+.wide td, .wide th { vertical-align: top } .wide td { white-space: nowrap }
+@media (max-width: 600px) { .wide th, .wide td { padding: .2rem .25rem; font-size: .8rem } .row { gap: .4rem } }
 """
 
 
-def gain_page(measured: Benchmark) -> str:
-    """The page of a benchmark, as HTML."""
-    return "\n".join(_lines(measured))
+def gain_page(measured: Benchmark, made: Provenance | None = None, place: Path | None = None) -> str:
+    """The page of a benchmark, as HTML.
+
+    Args:
+        measured: the benchmark.
+        made: the command and the machine that measured; the page tells of them.
+        place: where the page is written. The page with the drawings is linked if it lies beside it.
+    """
+    return document(
+        f"Speed and memory of {measured.report.model}", list(_lines(measured, made, place)), own_style=OWN_STYLE
+    )
 
 
-def _lines(measured: Benchmark) -> Iterator[str]:
-    name = escape(str(measured.report.model))
+def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> Iterator[str]:
     ran = [measure for measure in measured.measures if measure.original is not None and measure.fused is not None]
-    yield "<!doctype html>"
-    yield '<html lang="en"><head><meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{name}: measured</title><style>{style()}{OWN_STYLE}</style></head><body>"
-    yield f"<header><h1>{name}</h1></header><main>"
     yield f'<p class="verdict">{escape(_verdict(measured, ran))}</p>'
+    fused = f"{measured.report.count('fused')} of {measured.report.softmaxes} attentions are fused"
+    yield f'<p class="note">{fused}{_link(measured, place)}.</p>'
     if ran:
-        yield "<h2>Time of a run, ms</h2>"
-        yield from _plot(ran, "Time of a run", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
-        yield "<h2>Peak memory, MiB</h2>"
-        yield from _plot(ran, "Peak memory", lambda timing: timing.memory / MIB, None)
+        yield "<h2>Time of a run</h2>"
+        yield from _plot(ran, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
+        yield "<h2>Peak memory</h2>"
+        yield from _plot(ran, "MiB", lambda timing: timing.memory / MIB, None)
         yield from _table(ran)
     for measure in measured.measures:
         if measure.fault is not None:
             yield f"<p>{measure.length} tokens: the model does not run: {escape(measure.fault)}</p>"
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
-        f"<p>{measured.report.count('fused')} of {measured.report.softmaxes} attentions are fused. ONNX Runtime "
-        f"{escape(measured.runtime)} with all its optimisations, batch {measured.batch}, {threads}. Medians of runs in "
-        "turns; eight of ten runs lie within the thin line. Memory is the peak of a process that runs the model.</p>"
+        f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, batch {measured.batch}, '
+        f"{threads}. Medians of runs in turns; eight of ten runs lie within the thin line, which may go on at the "
+        "right. Each length has a scale of its own. Memory is the peak of a process that runs the model.</p>"
     )
-    yield "</main></body></html>"
+    if made is not None:
+        yield from made.section()
+
+
+def _link(measured: Benchmark, place: Path | None) -> str:
+    """A link to the page of the same model beside this one."""
+    if place is None:
+        return ""
+    page, title = page_beside(place), f"<title>{escape(title_of(measured.report))}</title>"
+    if page == place or not page.is_file() or title not in page.read_text(errors="replace"):
+        return ""
+    return f"; <a href='{escape(quote(page.name))}'>{escape(page.name)}</a> shows them"
 
 
 def _verdict(measured: Benchmark, ran: Sequence[Measure]) -> str:
     if not ran:
         return "No length could be measured."
     best = max(ran, key=lambda measure: measure.ratio or 0.0)
-    if not measured.report.count("fused"):
-        return "Nothing is fused, so both models are the same."
-    return f"{best.ratio:.2f} times as fast at {best.length:,} tokens"
+    if measured.report.count("fused"):
+        return f"{best.ratio:.2f} times as fast at {best.length:,} tokens"
+    if measured.report.count("already_fused"):
+        return "The model is fused already, so there is nothing to compare."
+    return "Nothing is fused, so both models are the same."
 
 
 def _plot(
     ran: Sequence[Measure],
-    title: str,
+    unit: str,
     size: Callable[[Timing], float],
     spread: Callable[[Timing], tuple[float, float]] | None,
 ) -> Iterator[str]:
     """Two bars for each length."""
-    ends = [size(timing) if spread is None else spread(timing)[1] for measure in ran for timing in _both(measure)]
-    scale = WIDTH / max(*ends, 1e-9)
-    height = len(ran) * (2 * BAR + GAP)
-    told = "; ".join(f"{measure.length} tokens: {_pair(measure, size)}" for measure in ran)
-    yield f'<svg class="plot" role="img" viewBox="0 0 {LEFT + WIDTH + ROOM} {height}" width="{LEFT + WIDTH + ROOM}">'
-    yield f"<title>{escape(title)}. {escape(told)}</title>"
-    for place, measure in enumerate(ran):
-        top = place * (2 * BAR + GAP)
-        yield f'<text x="{LEFT - 8}" y="{top + BAR + 4}" text-anchor="end">{measure.length:,} tokens</text>'
-        for index, (kind, timing) in enumerate(zip(("original", "fused"), _both(measure), strict=True)):
-            y, end = top + index * BAR, size(timing) * scale
-            yield f'<rect class="{kind}" x="{LEFT}" y="{y + 1}" width="{end:.1f}" height="{BAR - 2}"/>'
-            right = end
+    yield '<div class="plot">'
+    for measure in ran:
+        yield f"<p>{measure.length:,} tokens</p>"
+        percent = LONGEST / max(*map(size, _both(measure)), 1e-9)
+        for kind, timing in zip(("original", "fused"), _both(measure), strict=True):
+            bar = f'<span class="bar {kind}" style="width:{size(timing) * percent:.2f}%"></span>'
             if spread is not None:
-                low, high = (number * scale for number in spread(timing))
-                middle, right = y + BAR / 2, max(end, high)
-                yield (
-                    f'<line class="spread" x1="{LEFT + low:.1f}" x2="{LEFT + high:.1f}" y1="{middle}" y2="{middle}"/>'
-                )
-            label = f"{_number(size(timing))} {kind}"
-            yield f'<text class="faint" x="{LEFT + right + 6:.1f}" y="{y + BAR - 4}">{label}</text>'
-    yield "</svg>"
+                low, high = (min(100.0, number * percent) for number in spread(timing))
+                bar += f'<span class="spread" style="left:{low:.2f}%;width:{high - low:.2f}%"></span>'
+            number = f"{_number(size(timing))} {unit}"
+            yield (
+                f'<div class="row"><span class="model">{kind}</span><span class="track">{bar}</span>'
+                f'<span class="number">{number}</span></div>'
+            )
+    yield "</div>"
 
 
 def _table(ran: Sequence[Measure]) -> Iterator[str]:
-    yield '<h2>Figures</h2><div class="wide"><table><thead>'
-    yield "<tr><th scope=col>tokens<th scope=col>original, ms<th scope=col>fused, ms"
-    yield "<th scope=col>faster<th scope=col>original, MiB<th scope=col>fused, MiB</tr></thead><tbody>"
+    yield '<h2>Figures</h2><div class="wide" tabindex="0" role="group" aria-label="Figures"><table><thead><tr>'
+    columns = ("tokens", "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB")
+    yield from (f"<th scope='col'>{column}</th>" for column in columns)
+    yield "</tr></thead><tbody>"
     for measure in ran:
-        original, fused = _both(measure)
-        cells = [
-            f"{_number(timing.median)} ({_number(timing.low)}-{_number(timing.high)})" for timing in (original, fused)
-        ]
-        cells += [f"{measure.ratio:.2f} x", *(f"{timing.memory / MIB:,.0f}" for timing in (original, fused))]
-        yield f"<tr><th scope=row>{measure.length:,}" + "".join(f"<td>{cell}" for cell in cells)
+        both = _both(measure)
+        cells = [f"{_number(each.median)} <small>{_number(each.low)}-{_number(each.high)}</small>" for each in both]
+        cells += [f"{measure.ratio:.2f} x", *(f"{each.memory / MIB:,.0f}" for each in both)]
+        yield f"<tr><th scope='row'>{measure.length:,}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     yield "</tbody></table></div>"
 
 
 def _both(measure: Measure) -> tuple[Timing, Timing]:
     assert measure.original is not None and measure.fused is not None
     return measure.original, measure.fused
-
-
-def _pair(measure: Measure, size: Callable[[Timing], float]) -> str:
-    original, fused = (_number(size(timing)) for timing in _both(measure))
-    return f"{original} original, {fused} fused"
 
 
 def _number(value: float) -> str:

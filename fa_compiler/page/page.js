@@ -1,10 +1,3 @@
-"use strict";
-const root = document.documentElement;
-document.getElementById("theme").addEventListener("click", () => {
-  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = dark ? "light" : "dark";
-});
-
 const form = document.getElementById("filter");
 if (form) {
   const value = (id) => document.getElementById(id)?.value ?? "";
@@ -23,17 +16,31 @@ if (form) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
+const READABLE = 0.8;  // of the size in which text is drawn
 for (const figure of document.querySelectorAll("figure")) {
   const view = figure.querySelector(".view"), drawing = view.querySelector("svg");
   const full = { width: drawing.width.baseVal.value, height: drawing.height.baseVal.value };
   let scale = 1, x = 0, y = 0;
   const move = () => { drawing.style.transform = `translate(${x}px, ${y}px) scale(${scale})`; };
+  const tall = (size) => Math.min(760, Math.max(160, Math.ceil(full.height * size)));
   const fit = () => {
-    if (!view.clientWidth) return;
-    view.style.height = `${Math.min(760, Math.ceil(full.height * Math.min(1, view.clientWidth / full.width)))}px`;
+    view.style.height = `${tall(Math.min(1, view.clientWidth / full.width))}px`;
     scale = Math.min(1, view.clientWidth / full.width, view.clientHeight / full.height);
     x = (view.clientWidth - full.width * scale) / 2;
     y = 0;
+    move();
+  };
+  const focus = drawing.querySelector(".focus rect");
+  const open = () => {  // the whole, if its text can be read then; else the part around the softmax
+    if (!view.clientWidth) return;
+    fit();
+    if (scale >= READABLE || !focus) return;
+    scale = READABLE;
+    view.style.height = `${Math.min(innerHeight * 0.8, tall(scale))}px`;
+    const box = focus.getBBox();
+    const within = (start, length, room) => Math.min(0, Math.max(room - length * scale, start));
+    x = view.clientWidth / 2 - (box.x + box.width / 2) * scale;
+    y = within(view.clientHeight / 2 - (box.y + box.height / 2) * scale, full.height, view.clientHeight);
     move();
   };
   const zoom = (factor, left, top) => {
@@ -44,11 +51,11 @@ for (const figure of document.querySelectorAll("figure")) {
     move();
   };
   let width = view.clientWidth;
-  fit();
+  open();
   new ResizeObserver(() => {
     if (view.clientWidth === width) return;
     width = view.clientWidth;
-    requestAnimationFrame(fit);
+    requestAnimationFrame(open);
   }).observe(view);
   view.addEventListener("wheel", (event) => {
     event.preventDefault();

@@ -1,29 +1,28 @@
-"""Writes the page: a summary, what was not fused and what to do about it, and each kind of block as a drawing.
+"""Writes the page: a summary, what was not fused and what to do about it, how the result is run, and each kind of block
+as a drawing.
 
-Blocks of one kind have the same outcome and the same drawing but for names. The page holds its styles, its script and
-its drawings, and asks no network for anything.
+The page holds its styles, its script and its drawings, and asks no network for anything.
 """
 
 from __future__ import annotations
 
-import re
+import shlex
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
+from pathlib import Path
+from urllib.parse import quote
 
 import onnx
-import onnx_ir as ir
 
-from fa_compiler.lowering.drawing import Arrow, Box, sheet, shortened, svg
-from fa_compiler.lowering.onnx_file import to_graph_operators
-from fa_compiler.model_files.foreign_types import without_types
-from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.op_registry import DOMAIN
-from fa_compiler.page.gain import Scores, in_units, largest_scores, nodes_of
-from fa_compiler.page.regions import Region, Regions, data_inputs, shape_texts
+from fa_compiler.lowering.drawing import sheet, shortened, svg
+from fa_compiler.page.drawn import Drawing, Drawn, Kind
+from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of
+from fa_compiler.page.provenance import Provenance, Written
 from fa_compiler.passes import Block, Report
+from fa_compiler.passes.answer.report import Missed, ranges
 from fa_compiler.protos.subgraphs import all_nodes
 
 LENGTHS = (512, 2048, 8192, 32768)
@@ -39,157 +38,144 @@ STATUS = {
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Blocks that are alike, and the regions of the first one."""
+class Run:
+    """What a page tells of the command that made it: its model, what it wrote, if anything, and the page of a
+    measurement that belongs to this page."""
 
-    blocks: tuple[Block, ...]
-    before: Region
-    after: Region
-
-    @property
-    def first(self) -> Block:
-        """The block that stands for all."""
-        return self.blocks[0]
-
-    @property
-    def sides(self) -> tuple[tuple[str, Region], ...]:
-        """What is drawn, with its title."""
-        return ("before", self.before), ("after", self.after)
+    made: Provenance
+    model: Path
+    gain: Path
+    written: Written | None = None
 
 
-def page(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> str:
-    """The page of a run.
+def page(drawn: Drawn, run: Run | None = None) -> str:
+    """The page of a run; without `run` it tells nothing of the command, the machine and the files."""
+    report = drawn.report
+    body = [*_summary(drawn, run), *_left(report), *_missed(report)]
+    if run is not None:
+        body += _how_to_run(run, report)
+    body += _controls(drawn.kinds)
+    for number, kind in enumerate(drawn.kinds):
+        body += _section(number, kind)
+    if run is not None:
+        body += run.made.section()
+    return document(title_of(report), body, f"{_file('theme.js')}{_file('page.js')}")
 
-    Args:
-        report: what became of each block.
-        loaded: the model before.
-        result: the model after, as `pipeline.run` returns it; None if it was not changed.
-    """
-    result, kinds, shapes = _drawn(report, loaded, result)
-    body = [
-        *_summary(report, loaded.proto, result),
-        *_left(report),
-        *_missed(report),
-        *_controls(kinds),
-        *(line for number, kind in enumerate(kinds) for line in _section(number, kind, shapes)),
-    ]
-    title = f"Attention in {report.model}"
+
+def title_of(report: Report) -> str:
+    """The title of the page of a model."""
+    return f"Attention in {report.model}"
+
+
+def document(title: str, body: Sequence[str], script: str | None = None, own_style: str = "") -> str:
+    """A page with the styles and the header that all pages share."""
+    script = _file("theme.js") if script is None else script
+    style = f"{_file('page.css')}{own_style}"
     return "\n".join(
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{style()}</style></head><body>",
-            f'<header><h1>{escape(title)}</h1><button id="theme" type="button">dark or light</button></header><main>',
+            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            f'<header><h1>{escape(title)}</h1><button id="theme" type="button">dark</button></header><main>',
             *body,
-            f"</main><script>{_file('page.js')}</script></body></html>",
+            f"</main><script>{script}</script></body></html>",
             "",
         ]
     )
 
 
-def drawings(report: Report, loaded: LoadedModel, result: onnx.ModelProto | None) -> str:
-    """The drawings of the page alone, as one SVG: each kind of block before and after. The arguments are those of
-    `page`."""
-    _, kinds, shapes = _drawn(report, loaded, result)
-    sides = [(kind.first, title, region) for kind in kinds for title, region in kind.sides if region.nodes]
-    return sheet([(f"{block.anchor}, {title}", *_drawing(region, block, shapes)) for block, title, region in sides])
-
-
-def _drawn(
-    report: Report, loaded: LoadedModel, result: onnx.ModelProto | None
-) -> tuple[onnx.ModelProto | None, list[Kind], dict[str, str]]:
-    """The result with the operators of the graph, the kinds of blocks, and the shapes of values as text."""
-    result = None if result is None else to_graph_operators(result)
-    kinds = _kinds(report, Regions.of(loaded.proto, result))
-    shapes = shape_texts(loaded.to_ir())
-    if result is not None:
-        shapes |= shape_texts(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
-    return result, kinds, shapes
-
-
-def style() -> str:
-    """The style sheet that all pages share."""
-    return _file("page.css")
+def drawings(drawn: Drawn) -> str:
+    """The drawings of the page alone, as one SVG: each kind of block before and after."""
+    return sheet(
+        [
+            (f"{kind.first.anchor}, {drawing.title}", drawing.boxes, drawing.arrows)
+            for kind in drawn.kinds
+            for drawing in kind.drawings
+        ]
+    )
 
 
 def _file(name: str) -> str:
     return resources.files(__package__).joinpath(name).read_text()
 
 
-def _kinds(report: Report, regions: Regions) -> list[Kind]:
-    """The blocks by kind, in the order of the first of each."""
-    found: dict[tuple[object, ...], list[tuple[Block, Region, Region]]] = {}
-    for block in report.blocks:
-        before, after = regions.around(block)
-        reason = re.sub(r"'[^']*'", "", block.reason or "")
-        outcome = (block.status, block.kind, block.op, block.layout, block.mask, block.heads, block.extensions)
-        missed = tuple(entry.kind for entry in block.missed)
-        key = (*outcome, block.assumed, block.code, reason, block.hint, missed, _form(before), _form(after))
-        found.setdefault(key, []).append((block, before, after))
-    return [Kind(tuple(each[0] for each in alike), *alike[0][1:]) for alike in found.values()]
-
-
-def _form(region: Region) -> tuple[int, ...]:
-    """Numbers that are equal for regions that differ in names and in the order of their nodes alone."""
-    form: dict[str, int] = {}
-    numbers = []
-    for node in region.nodes:
-        numbers.append(hash((node.op_type, tuple(form.get(name, 0) for name in node.input))))
-        form.update({name: hash((numbers[-1], place)) for place, name in enumerate(node.output) if name})
-    return tuple(sorted(numbers))
-
-
 # -- the summary --------------------------------------------------------------------------------------
 
 
-def _summary(report: Report, original: onnx.ModelProto, result: onnx.ModelProto | None) -> Iterator[str]:
-    fused, total, declined = report.count("fused"), report.softmaxes, report.count("declined")
+def _summary(drawn: Drawn, run: Run | None) -> Iterator[str]:
+    report, result = drawn.report, drawn.result
     yield "<section aria-labelledby='summary'><h2 id='summary'>Summary</h2>"
-    if not total:
-        what = "attention with a softmax" if report.blocks else "attention"
-        yield f"<p class='verdict'>There is no {what} in this model.</p></section>"
+    yield f"<p class='verdict'>{_verdict(report)}</p>"
+    if not report.softmaxes:
+        yield "</section>"
         return
-    already = report.count("already_fused")
-    yield f"<p class='verdict'>{_verdict(fused, total - already, already)}</p>"
-    before = nodes_of(original)
-    after = before if result is None else nodes_of(result)
-    cards = {
-        "fused": str(fused),
-        **({"fused already": str(already)} if already else {}),
-        "not fused": str(declined),
-        "not attention": str(report.count("not_attention")),
-        "nodes before": f"{before:,}",
-        "nodes after": f"{after:,}",
-    }
+    if run is not None:
+        yield from _verified(run.written)
     yield "<dl class='cards'>"
-    yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in cards.items())
+    yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _cards(drawn, run).items())
     yield "</dl>"
     if (scores := largest_scores(report)) is not None:
-        yield from _memory(scores)
+        yield from _memory(report, scores)
     if result is not None:
-        yield from _operators(original, result)
+        yield from _operators(drawn.original, result)
     yield "</section>"
 
 
-def _verdict(fused: int, total: int, already: int) -> str:
-    """What became of `total` attentions, and of the others that `already` were fused."""
-    if not already:
-        return _outcome(fused, total)
-    before = f"{_plural(already, 'was', 'were')} fused already."
-    if not total:
-        return f"{already} {_plural(already, 'attention')} {before}"
-    return f"{_outcome(fused, total)} {already} more {before}"
+def _cards(drawn: Drawn, run: Run | None) -> dict[str, str]:
+    """The figures of the summary. What is left out is 0."""
+    report, before = drawn.report, nodes_of(drawn.original)
+    after = before if drawn.result is None else nodes_of(drawn.result)
+    already, other = report.count("already_fused"), report.count("not_attention")
+    cards = {"fused": str(report.count("fused"))}
+    cards |= {"fused already": str(already)} if already else {}
+    cards |= {"not fused": str(report.count("declined"))}
+    cards |= {"not attention": str(other)} if other else {}
+    cards |= {"nodes before": f"{before:,}", "nodes after": f"{after:,}"}
+    if run is not None and run.written is not None and run.written.sizes is not None:
+        sizes = zip(("file before", "file after"), map(in_units, run.written.sizes), strict=True)
+        cards |= dict(sizes)
+    return cards
+
+
+def _verified(written: Written | None) -> Iterator[str]:
+    """What the verification found."""
+    if written is None:
+        yield "<p class='note'>This shows what <code>optimize</code> would do. No model was written.</p>"
+    elif (found := written.compared) is None:
+        yield "<p class='note'>Not verified: the command had no <code>--verify</code>, which compares every output.</p>"
+    else:
+        largest = max((output.largest or 0.0 for output in found.outputs), default=0.0)
+        yield (
+            f"<p class='note'><strong>Verified in ONNX Runtime:</strong> {escape(found.outcome)}; the largest "
+            f"difference is {largest:.2g}; {escape(found.given)}.</p>"
+        )
+
+
+def _verdict(report: Report) -> str:
+    """What became of the attentions. A softmax that is not attention is none of them."""
+    already = report.count("already_fused")
+    total = report.softmaxes - already - report.count("not_attention")
+    if not total and not already:
+        what = "attention with a softmax" if report.count("linear_attention") else "attention"
+        return f"There is no {what} in this model."
+    sentences = [_outcome(report.count("fused"), total)] if total else []
+    if already:
+        what = "more" if total else _plural(already, "attention")
+        sentences.append(f"{already} {what} {_plural(already, 'was', 'were')} fused already.")
+    return " ".join(sentences)
 
 
 def _outcome(fused: int, total: int) -> str:
     if total == 1:
         return f"The one attention is {'' if fused else 'not '}fused."
-    if fused in (0, total):
-        return f"None of the {total} attentions is fused." if not fused else f"All {total} attentions are fused."
+    if not fused:
+        return f"None of the {total} attentions is fused."
+    if fused == total:
+        return "Both attentions are fused." if total == 2 else f"All {total} attentions are fused."
     return f"{fused} of {total} attentions {_plural(fused, 'is', 'are')} fused."
 
 
-def _memory(scores: Scores) -> Iterator[str]:
+def _memory(report: Report, scores: Scores) -> Iterator[str]:
     fixed = [f"{size:,} {_plural(size, what)}" for size, what in ((scores.rows, "row"), (scores.keys, "key")) if size]
     of = ", ".join((f"{scores.heads} {_plural(scores.heads, 'head')}", *fixed, "one sequence"))
     yield "<h3>Memory that is not needed any more</h3>"
@@ -198,20 +184,26 @@ def _memory(scores: Scores) -> Iterator[str]:
         "a tile of them at a time.</p>"
     )
     if not scores.is_open:
-        yield f"<p>{in_units(scores.count_bytes(0))}</p>"
+        saved, added = scores.count_bytes(0), added_by_mask(report, 0)
+        more = f", but a mask takes {in_units(added)} more: {in_all(saved, added)} in all" if added else ""
+        yield f"<p>{in_units(saved)}{more}</p>"
         return
-    yield "<table><thead><tr><th scope='col'>tokens</th><th scope='col'>scores and probabilities</th></tr></thead>"
-    yield "<tbody>"
-    for length in LENGTHS:
-        size = in_units(scores.count_bytes(length))
-        yield f"<tr><td>{length:,}</td><td>{size}</td></tr>"
+    rows = [(length, scores.count_bytes(length), added_by_mask(report, length)) for length in LENGTHS]
+    columns = ["tokens", "scores and probabilities"]
+    if any(added for _, _, added in rows):
+        yield "<p>The operator takes a mask in full only, which needs memory that the model does not need.</p>"
+        columns += ["added by the mask", "in all"]
+    yield f"<table><thead><tr>{''.join(f'<th scope=col>{column}</th>' for column in columns)}</tr></thead><tbody>"
+    for length, saved, added in rows:
+        cells = (f"{length:,}", in_units(saved), in_units(added), in_all(saved, added))
+        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells[: len(columns)])}</tr>"
     yield "</tbody></table>"
 
 
 def _operators(original: onnx.ModelProto, result: onnx.ModelProto) -> Iterator[str]:
     """The number of nodes of each operator before and after, folded away."""
     before, after = (Counter(node.op_type for node in all_nodes(model.graph.node)) for model in (original, result))
-    yield "<details><summary>Nodes by operator</summary><table><thead><tr>"
+    yield "<details class='more'><summary>Nodes by operator</summary><table><thead><tr>"
     yield from (f"<th scope='col'>{column}</th>" for column in ("operator", "before", "after"))
     yield "</tr></thead><tbody>"
     for name in sorted({*before, *after}):
@@ -238,11 +230,61 @@ def _left(report: Report) -> Iterator[str]:
 
 
 def _missed(report: Report) -> Iterator[str]:
-    """What fused blocks miss, and what the user can do."""
-    if report.missed:
-        yield "<section aria-labelledby='missed'><h2 id='missed'>What was fused and could be better</h2><ul>"
-        yield from (f"<li>{escape(line)}</li>" for line in report.missed)
-        yield "</ul></section>"
+    """What fused blocks miss, and what the user can do. Blocks in which only names differ share a line."""
+    found: dict[tuple[object, ...], dict[int, Missed]] = {}
+    for block in report.blocks:
+        for missed in block.missed:
+            found.setdefault(missed.kind, {})[block.id] = missed
+    if not found:
+        return
+    yield "<section aria-labelledby='missed'><h2 id='missed'>What was fused and could be better</h2><ul>"
+    for alike in found.values():
+        blocks = f"{_plural(len(alike), 'block')} {ranges(list(alike))}"
+        yield f"<li>{_better(next(iter(alike.values())))} <small>({blocks})</small></li>"
+    yield "</ul></section>"
+
+
+def _better(missed: Missed) -> str:
+    """What could be better, why it is not, and what the user can do."""
+    where = f" (<code>{escape(missed.culprit)}</code>)" if missed.culprit else ""
+    advice = f" <strong>Try:</strong> {escape(missed.hint)}." if missed.hint else ""
+    reason = f"{escape(missed.code.meaning)}. Here {escape(missed.reason)}{where}."
+    return f"<strong>{escape(missed.word)}:</strong> {reason}{advice}"
+
+
+def _how_to_run(run: Run, report: Report) -> Iterator[str]:
+    """How the written file is run and measured, or how it is written."""
+    fused = report.count("fused")
+    if not fused and run.written is None:
+        return
+    title = "How to run the result" if run.written is not None else "How to write the result"
+    yield f"<section aria-labelledby='run'><h2 id='run'>{title}</h2>"
+    if run.written is None:
+        yield from _code(shlex.join(["fa-compiler", "optimize", str(run.model), "-o", "fused.onnx", "--verify"]))
+    else:
+        yield from _ways(run.written)
+    if fused and report.target == "ort":
+        yield "<h3>Measure it on this machine</h3>"
+        yield from _code(shlex.join(["fa-compiler", "bench", str(run.model), "--html", str(run.gain)]))
+        link = f"<a href='{escape(quote(run.gain.name))}'>{escape(run.gain.name)}</a>"
+        yield f"<p>This command writes {link} beside this page.</p>"
+    yield "</section>"
+
+
+def _ways(written: Written) -> Iterator[str]:
+    """The ways to run a file."""
+    name = f"<code>{escape(str(written.output))}</code>"
+    if written.how is None:
+        yield f"<p>{name} is run as the original.</p>"
+        return
+    yield f"<p>{name}: {escape(written.how.needs)}</p>"
+    for way in written.how.ways:
+        yield f"<h3>{escape(way.name)}</h3>"
+        yield from _code(*way.lines)
+
+
+def _code(*lines: str) -> Iterator[str]:
+    yield f"<pre><code>{escape(chr(10).join(lines))}</code></pre>"
 
 
 def _controls(kinds: Sequence[Kind]) -> Iterator[str]:
@@ -260,16 +302,19 @@ def _controls(kinds: Sequence[Kind]) -> Iterator[str]:
         yield from (f"<option>{escape(code)}</option>" for code in codes)
         yield "</select></label>"
     yield "</form>"
+    classes = set[str]().union(*(kind.classes for kind in kinds))
     yield "<p class='legend'>"
-    yield from (f"<span class='role-{role}'>{role}</span>" for role in ROLES)
-    yield "<span class='culprit'>what stands in the way</span></p>"
+    yield from (f"<span class='role-{role}'>{role}</span>" for role in ROLES if f"role-{role}" in classes)
+    if "culprit" in classes:
+        yield "<span class='culprit'>what stands in the way</span>"
+    yield "</p>"
     yield "<p id='none' hidden>No block fits.</p></section>"
 
 
 # -- one kind of block --------------------------------------------------------------------------------
 
 
-def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str]:
+def _section(number: int, kind: Kind) -> Iterator[str]:
     block, count = kind.first, len(kind.blocks)
     code = "" if block.code is None else block.code.value
     names = " ".join(block.anchor for block in kind.blocks)
@@ -282,9 +327,8 @@ def _section(number: int, kind: Kind, shapes: Mapping[str, str]) -> Iterator[str
     yield f"<details class='names'><summary>{count} {_plural(count, 'block')}</summary><ul>"
     yield from (f"<li>{block.id}: <code>{escape(block.anchor)}</code></li>" for block in kind.blocks)
     yield "</ul></details><div class='pair'>"
-    for title, region in kind.sides:
-        if region.nodes:
-            yield from _figure(title, region, block, shapes)
+    for drawing in kind.drawings:
+        yield from _figure(drawing)
     yield "</div></details>"
 
 
@@ -307,78 +351,19 @@ def _advice(block: Block) -> Iterator[str]:
     if block.hint:
         yield f"<p><strong>Try:</strong> {escape(block.hint)}</p>"
     for missed in block.missed:
-        advice = f"<br><strong>Try:</strong> {escape(missed.hint)}" if missed.hint else ""
-        yield f"<p><strong>Missed</strong> {escape(str(missed))}{advice}</p>"
+        yield f"<p>Could be better: {_better(missed)}</p>"
 
 
-def _figure(title: str, region: Region, block: Block, shapes: Mapping[str, str]) -> Iterator[str]:
-    boxes, arrows = _drawing(region, block, shapes)
-    count = len(region.nodes)
-    name = f"{title}: {count} {_plural(count, 'node')}"
-    cut = " (more nodes belong to it than are drawn)" if region.cut else ""
-    yield f"<figure><figcaption>{title}: {count} {_plural(count, 'node')}{cut}</figcaption>"
+def _figure(drawing: Drawing) -> Iterator[str]:
+    name = f"{drawing.title}: {drawing.nodes} {_plural(drawing.nodes, 'node')}"
+    cut = " (more nodes belong to it than are drawn)" if drawing.cut else ""
+    yield f"<figure><figcaption>{name}{cut}</figcaption>"
     yield "<div class='tools'><button type='button' data-zoom='1.25' aria-label='larger'>+</button>"
     yield "<button type='button' data-zoom='0.8' aria-label='smaller'>−</button>"
     yield "<button type='button' data-zoom='0'>fit</button></div>"
     yield f"<div class='view' tabindex='0' role='group' aria-label='{escape(name)}, movable with the arrow keys'>"
-    yield svg(boxes, arrows, name, style="")
+    yield svg(drawing.boxes, drawing.arrows, name, style="")
     yield "</div></figure>"
-
-
-def _drawing(region: Region, block: Block, shapes: Mapping[str, str]) -> tuple[list[Box], list[Arrow]]:
-    """The boxes of the nodes and of the values that come from outside, and what flows between them."""
-    boxes: list[Box] = []
-    arrows: list[Arrow] = []
-    maker: dict[str, str] = {}
-    flows: dict[str, str] = dict(region.roles)
-    for number, node in enumerate(region.nodes):
-        key = f"n{number}"
-        given = list(dict.fromkeys(data_inputs(node)))
-        role = _role({flows[name] for name in given if name in flows})
-        for name in given:
-            if name not in maker and name in region.roles:
-                maker[name] = source = f"v{len(boxes)}"
-                kind = f"value role-{flows[name]}"
-                boxes.append(Box(source, flows[name], name, f"{name} {shapes.get(name, '')}", kind))
-            if name in maker:
-                arrows.append(Arrow(maker[name], key, shapes.get(name, ""), f"role-{flows.get(name, 'other')}"))
-        boxes.append(Box(key, node.op_type, node.name, _hint(node, shapes), _classes(node, role, block.culprit)))
-        for name in filter(None, node.output):
-            maker[name] = key
-            if role:
-                flows.setdefault(name, role)
-    return boxes, arrows
-
-
-def _role(reached: set[str]) -> str:
-    """The role of a node: the only one of its inputs, or "other" for several; "" if they have none."""
-    if len(reached) == 1:
-        return reached.pop()
-    return "other" if reached else ""
-
-
-def _classes(node: onnx.NodeProto, role: str, culprit: str | None) -> str:
-    """The style classes of a node's box."""
-    kind = "fused" if node.domain == DOMAIN else f"role-{role or 'other'}"
-    return f"{kind} culprit" if culprit and culprit in (node.name, *node.output) else kind
-
-
-def _hint(node: onnx.NodeProto, shapes: Mapping[str, str]) -> str:
-    lines = [f"{node.op_type} {node.name}".strip()]
-    lines += [f"{attr.name} = {_value(attr)}" for attr in node.attribute]
-    lines += [f"{kind} {name} {shapes.get(name, '')}" for kind, names in _values(node) for name in names if name]
-    return "\n".join(lines)
-
-
-def _values(node: onnx.NodeProto) -> tuple[tuple[str, Sequence[str]], ...]:
-    return ("input", node.input), ("output", node.output)
-
-
-def _value(attr: onnx.AttributeProto) -> str:
-    if attr.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.TENSOR, onnx.AttributeProto.SPARSE_TENSOR):
-        return str(onnx.AttributeProto.AttributeType.Name(attr.type)).lower()
-    text = str(onnx.helper.get_attribute_value(attr))
-    return text if len(text) < 80 else f"{text[:77]}..."
 
 
 def _plural(count: int, one: str, many: str | None = None) -> str:

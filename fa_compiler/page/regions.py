@@ -5,7 +5,8 @@
     fused      the nodes that are gone, backwards from the     the fused node, and the new nodes between it and
                values that its results replace                 the nodes that stayed
     declined   the nodes around the softmax, up to the         nothing
-               matrix products on both sides
+               matrix products on both sides; what these
+               read is called query, key and value
 
 What computes sizes is left out: the shapes that Reshape, Expand and others take, and Constants.
 
@@ -48,8 +49,31 @@ INPUT_ROLES = {
     "real_shift": "bias",
     "pse_shift": "bias",
     "drop_mask": "mask",
+    "past_key": "key",
+    "past_value": "value",
+    "key_padding_mask": "mask",
+    "attention_bias": "bias",
 }
 """The role of an input of a fused operator; an input that is not named here has the role "other"."""
+
+STANDARD_INPUTS = {
+    "Attention": ("query", "key", "value", "atten_mask", "past_key", "past_value"),
+    "MultiHeadAttention": (
+        *("query", "key", "value", "", "key_padding_mask", "attention_bias", "past_key", "past_value"),
+    ),
+    "GroupQueryAttention": ("query", "key", "value", "past_key", "past_value"),
+}
+"""The inputs of the operators of other targets, as `INPUT_ROLES` calls them."""
+
+
+def is_fused(node: onnx.NodeProto) -> bool:
+    """Is a node an attention in one operator?"""
+    return node.domain == DOMAIN or node.op_type in STANDARD_INPUTS
+
+
+def _input_names(node: onnx.NodeProto) -> tuple[str, ...]:
+    """The names of a fused node's inputs."""
+    return tuple(get(node.op_type).input_names) if node.domain == DOMAIN else STANDARD_INPUTS[node.op_type]
 
 
 @dataclass(frozen=True)
@@ -110,7 +134,7 @@ class Regions:
     def around(self, block: Block) -> tuple[Region, Region]:
         """The regions of a block before and after."""
         if block.status == "fused" and self.result is not None:
-            node = next((node for node in self.result.nodes if node.name == block.node and node.domain == DOMAIN), None)
+            node = next((node for node in self.result.nodes if node.name == block.node and is_fused(node)), None)
             if node is not None:
                 return self._replaced(node, self.result)
         return self._near(block.anchor), Region()
@@ -119,7 +143,9 @@ class Regions:
 
     def _replaced(self, node: onnx.NodeProto, result: Side) -> tuple[Region, Region]:
         new: dict[int, onnx.NodeProto] = {id(node): node}
-        roles = dict(self._operands(node, result, new))
+        roles: dict[str, str] = {}
+        for value, role in self._operands(node, result, new):
+            roles.setdefault(value, role)
         before: list[onnx.NodeProto] = []
         seen: set[int] = set()
         queue = deque(self._replaced_values(node, result, new))
@@ -140,7 +166,7 @@ class Regions:
         self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]
     ) -> Iterator[tuple[str, str]]:
         """The values of the original that the fused node reads, each with its role, and the new values between."""
-        names = get(node.op_type).input_names
+        names = _input_names(node)
         for number, name in enumerate(node.input):
             role = INPUT_ROLES.get(names[number] if number < len(names) else "", "other")
             queue = deque([name] if name else [])
@@ -148,9 +174,9 @@ class Regions:
                 value = queue.popleft()
                 yield value, role
                 maker = result.maker.get(value)
-                if maker is not None and self._is_new(maker) and maker.domain != DOMAIN and id(maker) not in new:
+                if maker is not None and self._is_new(maker) and not is_fused(maker) and id(maker) not in new:
                     new[id(maker)] = maker
-                    queue.extend(filter(None, maker.input))
+                    queue.extend(data_inputs(maker))
 
     def _replaced_values(self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]) -> Iterator[str]:
         """The values of the original in whose place the results of the fused node stand."""
@@ -162,7 +188,7 @@ class Regions:
                 continue
             for reader in result.readers.get(value, ()):
                 if self._is_new(reader):
-                    if reader.domain != DOMAIN and id(reader) not in new:
+                    if not is_fused(reader) and id(reader) not in new:
                         new[id(reader)] = reader
                         queue.extend(filter(None, reader.output))
                     continue
@@ -198,7 +224,8 @@ class Regions:
                     if id(other) not in found and len(found) < self.most:
                         found[id(other)] = other
                         queue.append((other, distance + 1))
-        return Region(self.original.ordered(found.values()), {}, len(found) == self.most)
+        nodes = self.original.ordered(found.values())
+        return Region(nodes, dict(_operands_near(start, nodes)), len(found) == self.most)
 
     def _beside(self, node: onnx.NodeProto, forwards: bool) -> Iterator[onnx.NodeProto]:
         if forwards:
@@ -207,6 +234,33 @@ class Regions:
         else:
             makers = (self.original.maker.get(name) for name in data_inputs(node))
             yield from (maker for maker in makers if maker is not None and maker.op_type != "Constant")
+
+
+def _operands_near(softmax: onnx.NodeProto, nodes: tuple[onnx.NodeProto, ...]) -> Iterator[tuple[str, str]]:
+    """The operands of the products around a softmax that was not fused, each with its role: query and key of the
+    product above it, the value of the one below it."""
+    place = next(number for number, node in enumerate(nodes) if node is softmax)
+    reached = set(softmax.output)
+    scores = _product(nodes[:place][::-1], set(data_inputs(softmax)), forwards=False)
+    result = _product(nodes[place + 1 :], reached, forwards=True)
+    if scores is not None:
+        yield from zip(scores.input, ("query", "key"), strict=False)
+    if result is not None:
+        yield from ((name, "value") for name in result.input[:2] if name not in reached)
+
+
+def _product(nodes: Iterable[onnx.NodeProto], reached: set[str], forwards: bool) -> onnx.NodeProto | None:
+    """The product that the values lead to; None if there are several or none. The values on the way are added."""
+    found: list[onnx.NodeProto] = []
+    for node in nodes:
+        near, far = (node.input, node.output) if forwards else (node.output, data_inputs(node))
+        if reached.isdisjoint(near):
+            continue
+        if node.op_type in PRODUCTS:
+            found.append(node)
+        else:
+            reached.update(far)
+    return found[0] if len(found) == 1 else None
 
 
 def shape_texts(model: ir.Model) -> dict[str, str]:

@@ -33,6 +33,9 @@ from fa_compiler.pipeline.options import FileOptions
 _LOGGER = logging.getLogger("fa_compiler")
 
 
+EXPORTERS_NAMES = ("main_graph", "main", "graph", "torch_jit", "torch-jit-export", "tf2onnx", "OnnxGraph")
+"""What exporters and converters call every graph."""
+
 Form = Literal["graph", "file", "file with bodies"]
 """The operators of fused nodes (lowering/onnx_file): those of the registry, those of files for ONNX Runtime, or the
 same with functions."""
@@ -106,6 +109,13 @@ def fuse_checked(
         given = registry_nodes(model)
         report = fuse(model, options, progress)
         return report, verify_nodes(model, given, options.platform, options.cann)
+
+
+def name_of(model: ir.Model) -> str:
+    """What a model in memory, of which no file is known, is called: by its graph, unless its exporter calls every graph
+    so."""
+    name = model.graph.name
+    return name if name and name not in EXPORTERS_NAMES else "model"
 
 
 def _log(report: Report) -> None:

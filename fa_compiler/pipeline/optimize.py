@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +17,18 @@ from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.writing import check_place, relocate, staging, write_model
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.options import FusionKeywords, Target
+from fa_compiler.passes.answer.report import printable
+from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.pipeline.fusing import copy_of, file_form, run
+from fa_compiler.pipeline.how_to_run import HowToRun, how_to_run_result
 from fa_compiler.pipeline.keywords import takes
 from fa_compiler.pipeline.options import FileKeywords, FileOptions, make_options
 
 
 @dataclass(frozen=True)
-class Result:
-    """The result of `optimize`: the report and the fused model.
+class Result(Shown):
+    """The result of `optimize`: the report and the fused model, and where a file was written, its place and how it is
+    run. `print` and notebooks show the report and how the file is run.
 
     `model` is an `onnx_ir.Model` if the input was one, otherwise an `onnx.ModelProto`. External data stay external:
     their locations are relative to the output's folder or, without an output, to the input's folder. If an output was
@@ -34,19 +38,37 @@ class Result:
 
     report: Report
     _make: Callable[[], onnx.ModelProto | ir.Model] = field(repr=False)
+    output: Path | None = None
+    how_to_run: HowToRun | None = None
 
     @cached_property
     def model(self) -> onnx.ModelProto | ir.Model:
         """The fused model."""
         return self._make()
 
-    def __reduce__(self) -> tuple[Callable[..., Result], tuple[Report, onnx.ModelProto | ir.Model]]:
+    @property
+    def _rows(self) -> Sequence[Sequence[str]]:
+        return self.report._rows
+
+    @property
+    def _lines(self) -> list[str]:
+        if self.output is None:
+            return self.report._lines
+        return [*self.report._lines, printable(f"wrote {self.output}")]
+
+    @property
+    def _code(self) -> list[str]:
+        return [] if self.how_to_run is None else [printable(line) for line in str(self.how_to_run).splitlines()]
+
+    def __reduce__(self) -> tuple[Callable[..., Result], tuple[object, ...]]:
         """Pickled with its model, so that a process pool can return it."""
-        return _finished, (self.report, self.model)
+        return _finished, (self.report, self.model, self.output, self.how_to_run)
 
 
-def _finished(report: Report, model: onnx.ModelProto | ir.Model) -> Result:
-    return Result(report, lambda: model)
+def _finished(
+    report: Report, model: onnx.ModelProto | ir.Model, output: Path | None, how_to_run: HowToRun | None
+) -> Result:
+    return Result(report, lambda: model, output, how_to_run)
 
 
 @takes(FileKeywords, FileOptions)
@@ -84,12 +106,13 @@ def optimize(
         with staging() as stage:
             write_model(proto, loaded, place, stage, report, chosen.keeps_weights)
             stage.commit()
+    how = None if place is None else how_to_run_result(place, report, chosen)
     if not isinstance(model, ir.Model):
-        return Result(report, lambda: make_inline(proto, loaded.weights))
+        return Result(report, lambda: make_inline(proto, loaded.weights), place, how)
     result = ir.from_proto(proto)
     base = loaded.folder.base if place is None else place.absolute().parent
     ir.external_data.set_base_dir(result.graph, base)
-    return Result(report, lambda: result)
+    return Result(report, lambda: result, place, how)
 
 
 @takes(FusionKeywords, Options)

@@ -16,7 +16,7 @@ from fa_compiler.op_registry import DOMAINS, VERSION
 from fa_compiler.passes import Options, Report, ShapeInfo, analyse
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import all_nodes
-from fa_compiler.pipeline.fusing import fuse_checked
+from fa_compiler.pipeline.fusing import fuse_checked, name_of
 
 NESTED_DOMAIN = "fa_compiler.nested"
 """The domain of the library's operators in the sessions that the provider makes (lowering/ort/csrc/register.cc)."""
@@ -56,7 +56,7 @@ def replacement(content: bytes, addresses: Sequence[int], captures: bool) -> Rep
     used, captured = _inputs_read(model.graph)
     restore_graph_operators(model)
     report, info = fuse_checked(model, Options())
-    report.model = model.graph.name or "model"
+    report.model = name_of(model)
     if not report.count("fused"):
         return Replacement(report, read=weights.read)
     if not captures and captured:

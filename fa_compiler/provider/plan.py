@@ -64,7 +64,9 @@ def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: L
         content = plan_bytes(heard.entries, __version__, ort.__version__, level, loaded.path.name)
         write(staged, [content], place)
         stage.commit()
-    return heard.reports[-1]
+    report = heard.reports[-1]
+    report.model = loaded.name
+    return report
 
 
 def _make_session(path: Path, name: str, level: Level) -> None:

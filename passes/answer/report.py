@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from html import escape
 from typing import Any, Literal
 
 from fa_compiler.op_registry.described import Described
+from fa_compiler.passes.answer.shown import Shown
 
 Kind = Literal["forward", "backward", "softmax_only", "no_softmax"]
 Status = Literal["fused", "already_fused", "declined", "not_attention", "linear_attention"]
@@ -200,6 +200,13 @@ class Missed:
     reason: str
     culprit: str | None = None
     hint: str | None = None
+    added: tuple[tuple[int, int], ...] = ()
+    """The bytes that it adds for one sequence: terms (a, n), each a times the n-th power of the number of tokens, which
+    stands for every size that is not known before the model runs."""
+
+    def added_bytes(self, tokens: int) -> int:
+        """The bytes that it adds for one sequence of this number of tokens."""
+        return sum(factor * tokens**power for factor, power in self.added)
 
     @property
     def word(self) -> str:
@@ -367,7 +374,7 @@ class CacheLine:
 
 
 @dataclass
-class Report:
+class Report(Shown):
     """All blocks of one model, in graph order, its caches, and notes that belong to no block.
 
     `changed_otherwise` says that the result differs from the input in more than the fusions; the notes say in what.
@@ -460,21 +467,6 @@ class Report:
         """What stands below the table."""
         lines = [*self.advice, *self.missed, *map(str, self.caches), *self.notes, self.summary]
         return [printable(line) for line in lines]
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the same as `str` gives."""
-        header, *rows = [[escape(cell) for cell in row] for row in self._rows]
-        head = "".join(f"<th scope='col'>{cell}</th>" for cell in header)
-        body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
-        return table + "".join(f"<p>{escape(line)}</p>" for line in self._lines)
-
-    def __str__(self) -> str:
-        """The table of blocks, the advice, the caches, the notes and the summary, as the command line prints them."""
-        rows = self._rows
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        table = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-        return "\n".join([line.rstrip() for line in table if self.blocks] + self._lines)
 
     def to_json(self) -> dict[str, Any]:
         """The report in schema 1; `notes` holds remarks that belong to no block, such as repairs."""

@@ -379,4 +379,10 @@ class MaskBuilder:
             if batch:
                 reason, hint = "its sizes are not proven to be those of the batch", ONE_NAME
         words = f"{reason}: {added * size} bytes are added"
-        self.missed.append(Missed(MissedCode.EXPANDED_MASK, words, value.name, hint))
+        of_batch = set(space.resolve(self._groups[0]))
+        after, before = (
+            product(space.size(axis for axis in space.resolve(dim) if axis not in of_batch) for dim in dims)
+            for dims in (target, source)
+        )
+        terms = tuple((factor * size, len(atoms)) for factor, atoms in (after - before).products)
+        self.missed.append(Missed(MissedCode.EXPANDED_MASK, words, value.name, hint, terms))

@@ -62,23 +62,29 @@ def test_a_length_that_does_not_run_is_told(tmp_path: Path, capsys: pytest.Captu
 
 @pytest.mark.usefixtures("memory_is_known")
 def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It shows the figures of the JSON form; the bars have lengths in proportion to them."""
+    """It shows the figures of the JSON form; the bars of a length have widths in proportion to them. It links the page
+    of the same model beside it."""
     path, page = str(saved(attention(), tmp_path / "model.onnx")), tmp_path / "gain.html"
-    assert main(["bench", path, "--lengths", "4,8", "--seconds", "0.02", "--json", "--html", str(page)]) == 0
+    words = ["bench", path, "--lengths", "4,8", "--seconds", "0.02", "--json", "--html", str(page)]
+    assert main(words) == 0
     told = json.loads(capsys.readouterr().out)
     text = page.read_text()
-    assert "<script" not in text
     assert "http" not in text
+    assert "href" not in text
     assert " times as fast at " in text
-    bars = [
-        float(width) for width in re.findall(r'<rect class="(?:original|fused)" x="100" y="\d+" width="([\d.]+)"', text)
-    ]
-    times = [each[kind]["median"] for each in told["measures"] for kind in ("original", "fused")]
+    bars = [float(width) for width in re.findall(r'class="bar (?:original|fused)" style="width:([\d.]+)%"', text)]
     assert len(bars) == 8
-    for bar, time in zip(bars[:4], times, strict=True):
-        assert bar / bars[0] == pytest.approx(time / times[0], rel=0.05, abs=0.1 / bars[0])
-    for each in told["measures"]:
+    for original, fused in zip(bars[::2], bars[1::2], strict=True):
+        assert max(original, fused) == 85
+    for original, fused, each in zip(bars[:4:2], bars[1:4:2], told["measures"], strict=True):
+        assert original / fused == pytest.approx(each["ratio"], rel=0.01)
         assert f"{each['ratio']:.2f} x" in text
+    assert f"fa_compiler {fa_compiler.__version__}" in text
+    assert f"fa-compiler {' '.join(words)}" in text
+    for model, links in ((path, 1), (str(saved(attention(), tmp_path / "other.onnx")), 0)):
+        assert main(["inspect", model, "--html", str(tmp_path / "page.html")]) == 0
+        assert main(words) == 0
+        assert page.read_text().count("<a href='page.html'>") == links
 
 
 @pytest.mark.usefixtures("memory_is_known")

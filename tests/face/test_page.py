@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 import subprocess
@@ -16,10 +17,16 @@ from onnx import helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.lowering.drawing import Arrow, Box, layers, svg
+from fa_compiler.model_files.reading import load
+from fa_compiler.page.drawn import Drawn
+from fa_compiler.page.gain import gain_line, in_units
+from fa_compiler.page.page import page
+from fa_compiler.page.provenance import gain_beside, page_beside
 
-from .builders import attention, plain, saved
+from .builders import attention, plain, projected, saved
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 VOID = ("meta", "input", "br")
 HOSTILE = "<script>alert('x')</script>"
 
@@ -87,6 +94,16 @@ class _Page(HTMLParser):
         return [attrs for _, attrs in self.tags if word in (attrs.get("class") or "").split()]
 
 
+def drawn(text: str) -> str:
+    """The part of a page that is the same in every run."""
+    return text[text.index("<section aria-labelledby='blocks'>") : text.index("<section aria-labelledby='made'>")]
+
+
+def without_run(page: _Page) -> str:
+    """The text of a page, a number and a word apart."""
+    return re.sub(r"(?<=[a-z])(?=\d)|(?<=\d)(?=[a-z])", " ", page.text)
+
+
 def written(model: onnx.ModelProto, folder: Path, *words: str) -> str:
     path = saved(model, folder / "model.onnx")
     assert main(["inspect", str(path), "--html", str(folder / "page.html"), *words]) == 0
@@ -97,7 +114,7 @@ def test_equal_layers_are_one_kind(tmp_path: Path) -> None:
     text = written(layered(3), tmp_path)
     page = _Page(text)
     assert "All 3 attentions are fused." in page.text
-    assert "nodes before 15 nodes after 3" in re.sub(r"(?<=[a-z])(?=\d)|(?<=\d)(?=[a-z])", " ", page.text)
+    assert "nodes before 15 nodes after 3" in without_run(page)
     for row in ("FlashAttentionScore</td><td>0</td><td>3<", "MatMul</td><td>6</td><td>0<"):
         assert f"<tr><td>{row}/td></tr>" in text
     (kind,) = page.of_class("kind")
@@ -109,7 +126,8 @@ def test_equal_layers_are_one_kind(tmp_path: Path) -> None:
         assert f"layer.{number}/attn/Softmax" in page.text
     assert len(page.of_class("role-query")) > 1
     assert "[2, 4, 8, 16]" in page.text
-    assert not re.search(r"(?:src|href)=|url\((?!#)|https?://(?!www\.w3\.org/2000/svg)", text)
+    assert re.findall(r"(?:src|href)=[^ >]+", text) == ["href='gain.html'"]  # beside the page
+    assert not re.search(r"url\((?!#)|https?://(?!www\.w3\.org/2000/svg)", text)
 
 
 def test_what_stands_in_the_way_is_marked(tmp_path: Path) -> None:
@@ -117,7 +135,10 @@ def test_what_stands_in_the_way_is_marked(tmp_path: Path) -> None:
     assert "The one attention is not fused." in page.text
     assert "probabilities_are_output" in page.text
     assert "Try: leave out what reads the probabilities" in page.text
-    assert len([each for each in page.of_class("culprit") if "box" in (each["class"] or "")]) == 1
+    (box,) = [each for each in page.of_class("culprit") if "box" in (each["class"] or "")]
+    assert "value" in (box["class"] or "")  # the output of the model, not the softmax that gives it
+    words = [word.strip() for word in page.words]
+    assert any(pair == ("model output", "probs") for pair in itertools.pairwise(filter(None, words)))
     assert sum(tag == "script" for tag, _ in page.tags) == 1  # its own
     assert HOSTILE in page.text
 
@@ -129,7 +150,8 @@ def test_what_was_fused_already(tmp_path: Path) -> None:
     assert "2 attentions were fused already." in page.text
     (kind,) = page.of_class("kind")
     assert kind["data-status"] == "already_fused"
-    assert "not fused 0" in re.sub(r"(?<=[a-z])(?=\d)|(?<=\d)(?=[a-z])", " ", page.text)
+    assert "not fused 0" in without_run(page)
+    assert "not attention" not in page.text
 
 
 def test_a_model_without_attention(tmp_path: Path) -> None:
@@ -143,7 +165,7 @@ def test_optimize_writes_the_same_page(tmp_path: Path, capsys: pytest.CaptureFix
     path = str(tmp_path / "model.onnx")
     page = tmp_path / "other.html"
     assert main(["optimize", path, "-o", str(tmp_path / "out.onnx"), "--html", str(page)]) == 0
-    assert page.read_text() == shown
+    assert drawn(page.read_text()) == drawn(shown)
     capsys.readouterr()
     before = Path(path).read_bytes()
     assert main(["inspect", path, "--html", path]) == 2
@@ -184,28 +206,154 @@ def test_arrows_pass_between_boxes() -> None:
     assert sorted(map(str, rows[1])) == sorted(["('a', 'c', 1)", "b", "d"])
     assert rows[2] == ["c"]
     assert layers(["a", "b"], [("a", "b"), ("b", "a")]) in ([["a"], ["b"]], [["b"], ["a"]])
-    text = svg([Box("a", "A < B"), Box("b", "B")], [Arrow("a", "b", "[2]")], "drawing")
+    text = svg([Box("a", "A < B", ("[2]",)), Box("b", "B")], [Arrow("a", "b")], "drawing")
     assert text.count("<path") == 2  # the arrow and its tip
     assert "A &lt; B" in text
     assert "[2]" in text
 
 
-@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
-def test_in_a_browser(tmp_path: Path) -> None:
-    """The script runs without an error and fits each drawing into its frame."""
-    written(layered(2), tmp_path)
+def test_a_very_long_arrow_is_drawn_straight() -> None:
+    """It has no gaps in the rows between, and orders none of them."""
+    keys = [f"box {number}" for number in range(40)]
+    edges = [*itertools.pairwise(keys), (keys[0], keys[-1])]
+    assert layers(keys, edges) == [[key] for key in keys]
+    assert svg([Box(key, key) for key in keys], [Arrow(*edge) for edge in edges], "drawing").count("<path") == 41
+
+
+def test_text_stands_inside_of_boxes() -> None:
+    """Nothing is cut off at the right, and no arrow crosses a name or a shape. A row is as high as its highest box."""
+    lines = tuple(f"line {number}" for number in range(6))
+    boxes = [Box("a", "A", lines), Box("b", "B", lines[:1]), Box("c", "C" * 40, ("d" * 60,))]
+    root = ElementTree.fromstring(svg(boxes, [Arrow("a", "c"), Arrow("b", "c")], "drawing", ""))
+    space = "{http://www.w3.org/2000/svg}"
+    rows = []
+    for box in root.iter(f"{space}g"):
+        frame = {key: float(value) for key, value in box.find(f"{space}rect").attrib.items()}  # type: ignore[union-attr]
+        bottom = frame["y"] + frame["height"]
+        assert frame["x"] > 0 and frame["x"] + frame["width"] < float(root.attrib["width"])
+        for text in box.iter(f"{space}text"):
+            assert frame["y"] < float(text.attrib["y"]) < bottom
+            assert len(text.text or "") <= 32
+        rows.append((frame["y"], bottom))
+    assert rows[0][0] == rows[1][0]
+    assert rows[2][0] > max(rows[0][1], rows[1][1])
+    assert len(list(root.iter(f"{space}text"))) == 3 + 6 + 1 + 1
+
+
+def test_what_a_fused_operator_is_told(tmp_path: Path) -> None:
+    """The attributes that differ from their defaults, in the drawing itself."""
+    text = drawn(written(layered(1), tmp_path))
+    for line in ("head_num = 4", "scale_value = 0.25", "input_layout = BNSD"):
+        assert f">{line}</text>" in text
+    assert "keep_prob" not in re.sub("<title>.*?</title>", "", text, flags=re.DOTALL)
+    text = drawn(written(layered(1), tmp_path, "--target", "contrib"))
+    assert ">num_heads = 4</text>" in text
+
+
+@pytest.mark.parametrize("target", ["ort", "ascend", "onnx", "contrib"])
+def test_each_target_is_drawn_in_the_same_colours(target: str, tmp_path: Path) -> None:
+    page = _Page(drawn(written(layered(1), tmp_path, "--target", target)))
+    assert "after: " in page.text
+    legend = [attrs["class"] for tag, attrs in page.tags if tag == "span" and "times" not in str(attrs["class"])]
+    assert [each for each in legend if "chip" not in str(each)] == ["role-query", "role-key", "role-value"]
+
+
+def test_the_legend_of_what_is_not_fused(tmp_path: Path) -> None:
+    """Query, key and value are those of the products around the softmax."""
+    page = _Page(drawn(written(declined(), tmp_path)))
+    for role in ("query", "key", "value"):
+        assert [each for each in page.of_class(f"role-{role}") if "box value" in str(each["class"])]
+    assert "bias" not in page.text
+    assert "mask" not in page.text
+    assert "what stands in the way" in page.text
+
+
+def test_where_a_page_comes_from(tmp_path: Path) -> None:
+    """Version, date, command, machine, sizes, how the result is run, and what the verification found."""
+    path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
+    words = ["optimize", str(path), "-o", str(out), "--html", str(tmp_path / "bert.html"), "--quiet"]
+    assert main(words) == 0
+    unverified = _Page((tmp_path / "bert.html").read_text())
+    assert "Not verified" in unverified.text
+    assert main([*words, "--verify"]) == 0
+    text = (tmp_path / "bert.html").read_text()
+    page = _Page(text)
+    assert "Verified in ONNX Runtime: the output agrees (tolerance 1e-05" in page.text
+    assert "query [2, 4, " in page.text
+    assert f"fa_compiler {fa_compiler.__version__}" in page.text
+    assert re.search(r"date20\d\d-\d\d-\d\d \d\d:\d\d UTC", page.text)
+    assert f"fa-compiler {' '.join(words)} --verify" in page.text
+    for what, file in (("before", path), ("after", out)):
+        assert f"file {what}{in_units(file.stat().st_size)}" in page.text
+    assert "fa_compiler.register_custom_ops(options)" in page.text
+    assert f'onnxruntime.InferenceSession("{out}", options)' in page.text
+    assert f"fa-compiler bench {path} --html {tmp_path / 'bert.gain.html'}" in page.text
+    assert "href='bert.gain.html'" in text
+    assert main(["inspect", str(path), "--html", str(tmp_path / "bert.html")]) == 0
+    shown = _Page((tmp_path / "bert.html").read_text()).text
+    assert "No model was written." in shown
+    assert f"fa-compiler optimize {path} -o fused.onnx --verify" in shown
+
+
+def test_sizes_count_external_weights(tmp_path: Path) -> None:
+    path, weight = projected(tmp_path / "in")
+    out = tmp_path / "out.onnx"
+    page = tmp_path / "page.html"
+    assert main(["optimize", str(path), "-o", str(out), "--html", str(page), "--quiet"]) == 0
+    data = 64 + weight.nbytes
+    text = _Page(page.read_text()).text
+    assert f"file before{in_units(path.stat().st_size + data)}" in text
+    assert f"file after{in_units(out.stat().st_size + data)}" in text
+
+
+@pytest.mark.parametrize(
+    ("page", "gain"), [("page.html", "gain.html"), ("my_page.html", "my_gain.html"), ("bert.html", "bert.gain.html")]
+)
+def test_a_page_and_its_measurement_know_each_other(page: str, gain: str) -> None:
+    assert gain_beside(Path("folder", page)) == Path("folder", gain)
+    assert page_beside(Path("folder", gain)) == Path("folder", page)
+
+
+def test_a_mask_that_is_expanded_counts() -> None:
+    """What it adds is taken from what the scores do not need any more."""
+    model = onnx.load(EXAMPLES / "bert.onnx")
+    result = fa_compiler.optimize(model, target="ascend")
+    assert isinstance(result.model, onnx.ModelProto)
+    line = gain_line(result.report, model, result.model)
+    assert line is not None
+    assert (
+        "512 MiB of scores and probabilities are not held any more, and a mask takes 192 MiB more: 320 MiB less" in line
+    )
+    text = _Page(page(Drawn.of(result.report, load(model), result.model))).text
+    assert "added by the maskin all" in text
+    assert "2,048128 MiB48 MiB80 MiB less" in text
+    assert "How this page was made" not in text  # nobody told
+
+
+def in_browser(page: Path, size: str) -> str:
+    """The page as a browser has it after its script, which must not fail."""
     assert BROWSER is not None
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    command = [
-        BROWSER,
-        *flags,
-        "--enable-logging=stderr",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--dump-dom",
-        "--virtual-time-budget=2000",
-    ]
-    done = subprocess.run(
-        [*command, (tmp_path / "page.html").as_uri()], capture_output=True, text=True, timeout=60, check=True
-    )
+    more = ["--enable-logging=stderr", "--dump-dom", "--virtual-time-budget=2000", f"--window-size={size}"]
+    command = [BROWSER, *flags, *more, f"--user-data-dir={page.with_name('profile')}", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert "CONSOLE" not in done.stderr
-    assert done.stdout.count("transform: translate(") == 2
+    return done.stdout
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_in_a_browser(tmp_path: Path) -> None:
+    """The script opens each drawing in its frame."""
+    written(layered(2), tmp_path)
+    shown = in_browser(tmp_path / "page.html", "1400,1000")
+    assert shown.count("transform: translate(") == 2
+
+
+@pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
+def test_a_large_drawing_opens_at_the_softmax(tmp_path: Path) -> None:
+    """On a small screen: the whole would be too small to be read."""
+    written(onnx.load(EXAMPLES / "bert.onnx"), tmp_path)
+    shown = in_browser(tmp_path / "page.html", "390,800")
+    ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.8\)", shown)[:1]
+    assert float(left) < 0
+    assert float(top) < -100

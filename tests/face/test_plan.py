@@ -265,6 +265,7 @@ def test_the_weights_of_a_plan(
     plan = tmp_path / "model.plan"
     report = fa_compiler.plan(saved(masked(), tmp_path / "model.onnx"), plan)
     assert report.count("fused") == 1
+    assert report.model == str(tmp_path / "model.onnx")
     trained, changed = masked(weight=2.0), masked()
     flat = numpy_helper.to_array(changed.graph.initializer[1]).copy()
     flat[3, 9] = 0  # a key that the causal mask leaves out

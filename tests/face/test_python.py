@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
+from fa_compiler.comparison.compare import OutputComparison
 from fa_compiler.errors import FaCompilerError, InputError
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel
 from fa_compiler.op_registry.errors import InputError as CallError
@@ -252,3 +253,60 @@ def test_every_error_has_one_base() -> None:
             run("FlashAttentionScor", call, attributes)
         with pytest.raises(FaCompilerError, match="keys"):
             run("FlashAttentionScore", call | {"keys": query}, attributes)
+
+
+def test_what_functions_return_shows_itself(tmp_path: Path) -> None:
+    """In `print`, in a notebook, and after it was pickled, as the results of a process pool are."""
+    path, fused = saved(attention(batch=2, length=8), tmp_path / "model.onnx"), tmp_path / 'fused "<b>".onnx'
+    result = fa_compiler.optimize(path, fused)
+    assert str(result).startswith(str(result.report))
+    assert f"wrote {fused}\n" in str(result)
+    assert "fa_compiler.register_custom_ops(options)" in str(result)
+    compared = fa_compiler.verify(path, fused)
+    assert "the output agrees" in str(compared)
+    assert "query [2, 4, 8, 16]" in str(compared)
+    measured = fa_compiler.bench(path, [8], seconds=0.01)
+    assert "1 of 1 attentions fused" in str(measured)
+    for shown in (result, compared, measured):
+        html = shown._repr_html_()
+        assert html.startswith("<table>")
+        assert "<b>" not in html
+        again = pickle.loads(pickle.dumps(shown))
+        assert str(again) == str(shown)
+    assert pickle.loads(pickle.dumps(result)).model == result.model
+    assert "wrote" not in str(fa_compiler.optimize(path))
+    assert fa_compiler.optimize(saved(plain(), path), fused).how_to_run is None
+
+
+def test_outputs_that_differ_show_why() -> None:
+    outputs = (
+        OutputComparison("a\x1b", "float32", (2,), 0.5, "it differs"),
+        OutputComparison("b", "float32", (2,), 0.1, None, noise=0.1),
+        OutputComparison("c", "float32", (2,), 0.1, None, unrounded=0.01),
+    )
+    shown = str(fa_compiler.Comparison(outputs, 1e-5, "random inputs", {"x": (2, 3)}, 2))
+    assert "\x1b" not in shown
+    for words in ("it differs", "differs from itself by 0.1", "the roundings to integers, which differ (0.01)"):
+        assert words in shown
+    assert "1 of 3 outputs differ (tolerance 1e-05" in shown
+    assert shown.endswith("inputs: x [2, 3]; with random inputs")
+
+
+def test_what_is_fused_already_is_no_gain(tmp_path: Path) -> None:
+    fused = fa_compiler.optimize(attention(batch=2, length=8)).model
+    again = fa_compiler.optimize(fused, tmp_path / "again.onnx")
+    assert "the model is fused already: the output is a copy of the input" in str(again)
+    assert "register_custom_ops" in str(again)
+    shown = str(fa_compiler.bench(fused, [8], seconds=0.01))
+    assert "nothing was fused, because the model is fused already" in shown
+
+
+@pytest.mark.parametrize(("graph", "name"), [("main_graph", "model"), ("", "model"), ("encoder", "encoder")])
+def test_a_pass_calls_a_model_by_its_own_name(graph: str, name: str) -> None:
+    """Not by the name that an exporter gives to every graph."""
+    model = ir.from_proto(attention())
+    model.graph.name = graph
+    fuse = fa_compiler.FuseAttention()
+    fuse(model)
+    assert fuse.report is not None
+    assert fuse.report.model == name

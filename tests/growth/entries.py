@@ -11,6 +11,7 @@ import onnx
 import fa_compiler
 from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.model_files.reading import load
+from fa_compiler.page.drawn import Drawn
 from fa_compiler.page.page import page
 from tests.growth.graphs import ROWS
 
@@ -36,7 +37,7 @@ def _graph(model: onnx.ModelProto, _: Path) -> object:
 def _page(model: onnx.ModelProto, _: Path) -> object:
     result = fa_compiler.optimize(model)
     assert isinstance(result.model, onnx.ModelProto)
-    return page(result.report, load(model), result.model)
+    return page(Drawn.of(result.report, load(model), result.model))
 
 
 def _inputs(model: onnx.ModelProto, _: Path) -> object:

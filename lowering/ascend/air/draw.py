@@ -61,9 +61,16 @@ def _fill(op: Op) -> str:
 def _svg(model: Model) -> str:
     drawings = []
     for graph in model.graphs:
-        boxes = [Box(op.name, *_label(op), _label(op)[1], _kind(op)) for op in _drawn(graph)]
+        boxes = [Box(op.name, op.type, tuple(_lines(op)), _label(op)[1], _kind(op)) for op in _drawn(graph)]
         drawings.append((graph.name, boxes, [Arrow(source, target) for source, target in _edges(graph)]))
     return sheet(drawings)
+
+
+def _lines(op: Op) -> Iterator[str]:
+    """The name and the type of the last output."""
+    yield op.name
+    if op.output_descs and (shape := tensor(op.output_descs[-1])):
+        yield shape
 
 
 def _kind(op: Op) -> str:
