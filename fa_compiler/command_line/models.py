@@ -72,6 +72,8 @@ def optimize(args: argparse.Namespace) -> int:
         if (gain := gain_line(report, loaded.proto, proto)) is not None:
             print(gain)
         print(wrote(args.output, args.html, args.graph, args.report))
+        if how is not None:
+            print("\nHow to run it:", *map(printable, str(how).split("\n")), sep="\n")
     return _strict_exit_code(report) if args.strict else OK
 
 
