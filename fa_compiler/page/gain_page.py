@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 
-from fa_compiler.comparison.benchmark import Benchmark, Measure, Timing
+from fa_compiler.measuring.figures import Benchmark, Measure, Timing
 from fa_compiler.page.page import style
 
 MIB = 1 << 20
-BAR, GAP, LEFT, WIDTH, ROOM = 18, 16, 100, 330, 130
+BAR, GAP, LEFT, WIDTH, ROOM = 18, 16, 140, 330, 130
 """Pixels: the height of a bar, the space between lengths, the space for labels, the longest bar, the space after it."""
 OWN_STYLE = """
 .plot { max-width: 100%; height: auto; font: 14px system-ui, sans-serif } .wide { overflow-x: auto }
@@ -29,22 +29,22 @@ def gain_page(measured: Benchmark) -> str:
 
 def _lines(measured: Benchmark) -> Iterator[str]:
     name = escape(str(measured.report.model))
-    ran = [measure for measure in measured.measures if measure.original is not None and measure.fused is not None]
+    ran, unit = measured.measured, "cached keys" if measured.decode else "tokens"
     yield "<!doctype html>"
     yield '<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{name}: measured</title><style>{style()}{OWN_STYLE}</style></head><body>"
     yield f"<header><h1>{name}</h1></header><main>"
-    yield f'<p class="verdict">{escape(_verdict(measured, ran))}</p>'
+    yield f'<p class="verdict">{escape(_verdict(ran, unit))}</p>'
     if ran:
-        yield "<h2>Time of a run, ms</h2>"
-        yield from _plot(ran, "Time of a run", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
+        what = "Time of a step of one token" if measured.decode else "Time of a run"
+        yield f"<h2>{what}, ms</h2>"
+        yield from _plot(ran, unit, what, lambda timing: timing.median, lambda timing: (timing.low, timing.high))
         yield "<h2>Peak memory, MiB</h2>"
-        yield from _plot(ran, "Peak memory", lambda timing: timing.memory / MIB, None)
-        yield from _table(ran)
-    for measure in measured.measures:
-        if measure.fault is not None:
-            yield f"<p>{measure.length} tokens: the model does not run: {escape(measure.fault)}</p>"
+        yield from _plot(ran, unit, "Peak memory", lambda timing: timing.memory / MIB, None)
+        yield from _table(ran, unit)
+    for fault in measured.faults:
+        yield f"<p>{escape(fault)}</p>"
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
         f"<p>{measured.report.count('fused')} of {measured.report.softmaxes} attentions are fused. ONNX Runtime "
@@ -54,17 +54,16 @@ def _lines(measured: Benchmark) -> Iterator[str]:
     yield "</main></body></html>"
 
 
-def _verdict(measured: Benchmark, ran: Sequence[Measure]) -> str:
+def _verdict(ran: Sequence[Measure], unit: str) -> str:
     if not ran:
         return "No length could be measured."
     best = max(ran, key=lambda measure: measure.ratio or 0.0)
-    if not measured.report.count("fused"):
-        return "Nothing is fused, so both models are the same."
-    return f"{best.ratio:.2f} times as fast at {best.length:,} tokens"
+    return f"{best.ratio:.2f} times as fast at {best.length:,} {unit}"
 
 
 def _plot(
     ran: Sequence[Measure],
+    unit: str,
     title: str,
     size: Callable[[Timing], float],
     spread: Callable[[Timing], tuple[float, float]] | None,
@@ -73,12 +72,12 @@ def _plot(
     ends = [size(timing) if spread is None else spread(timing)[1] for measure in ran for timing in _both(measure)]
     scale = WIDTH / max(*ends, 1e-9)
     height = len(ran) * (2 * BAR + GAP)
-    told = "; ".join(f"{measure.length} tokens: {_pair(measure, size)}" for measure in ran)
+    told = "; ".join(f"{measure.length} {unit}: {_pair(measure, size)}" for measure in ran)
     yield f'<svg class="plot" role="img" viewBox="0 0 {LEFT + WIDTH + ROOM} {height}" width="{LEFT + WIDTH + ROOM}">'
     yield f"<title>{escape(title)}. {escape(told)}</title>"
     for place, measure in enumerate(ran):
         top = place * (2 * BAR + GAP)
-        yield f'<text x="{LEFT - 8}" y="{top + BAR + 4}" text-anchor="end">{measure.length:,} tokens</text>'
+        yield f'<text x="{LEFT - 8}" y="{top + BAR + 4}" text-anchor="end">{measure.length:,} {unit}</text>'
         for index, (kind, timing) in enumerate(zip(("original", "fused"), _both(measure), strict=True)):
             y, end = top + index * BAR, size(timing) * scale
             yield f'<rect class="{kind}" x="{LEFT}" y="{y + 1}" width="{end:.1f}" height="{BAR - 2}"/>'
@@ -94,9 +93,9 @@ def _plot(
     yield "</svg>"
 
 
-def _table(ran: Sequence[Measure]) -> Iterator[str]:
+def _table(ran: Sequence[Measure], unit: str) -> Iterator[str]:
     yield '<h2>Figures</h2><div class="wide"><table><thead>'
-    yield "<tr><th scope=col>tokens<th scope=col>original, ms<th scope=col>fused, ms"
+    yield f"<tr><th scope=col>{unit}<th scope=col>original, ms<th scope=col>fused, ms"
     yield "<th scope=col>faster<th scope=col>original, MiB<th scope=col>fused, MiB</tr></thead><tbody>"
     for measure in ran:
         original, fused = _both(measure)

@@ -1,0 +1,58 @@
+"""The largest length that a model takes, where it refuses a larger one; and what ONNX Runtime's errors say in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+from fa_compiler.errors import InputError, one_line
+
+FIRST = (16, 1, 32, 64, 128, 224)
+"""The lengths to begin with where none is known to run."""
+PERIODS = (14, 16, 24, 32, 60)
+"""A model that only takes multiples of one of these has no largest length that a search in halves could find."""
+
+
+def largest_length(runs: Callable[[int], bool], known: Iterable[int], refused: int) -> int | None:
+    """The largest length below `refused` at which a model runs.
+
+    None if it runs with none, or if it refuses some length and takes larger ones, so that the length is not its limit.
+
+    Args:
+        runs: whether the model runs at a length.
+        known: lengths at which it runs.
+        refused: a length at which it does not.
+    """
+    low = max((length for length in known if length < refused), default=0)
+    if not low:
+        low = next((length for length in FIRST if length < refused and runs(length)), 0)
+    if not low:
+        return None
+    high = refused if low + 1 == refused or runs(low + 1) else low + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if runs(middle):
+            low = middle
+        else:
+            high = middle
+    above = {(low // period + 1) * period for period in PERIODS}
+    return None if any(length < refused and runs(length) for length in sorted(above)) else low
+
+
+def in_words(error: Exception) -> str:
+    """Why a model does not run, without the places in ONNX Runtime's source."""
+    if isinstance(error, InputError) and "ONNX Runtime" not in str(error):
+        return one_line(error)
+    text = one_line(error)
+    if is_out_of_memory(error):
+        return "the memory is not enough"
+    node = re.search(r"running (\S+) node\. Name:'(.*?)'", text)
+    if node is not None:
+        return f"the model does not run: its node '{node[2]}' ({node[1]}) refuses these sizes"
+    return "the model does not run: ONNX Runtime refuses its inputs"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether memory was the reason."""
+    text = str(error)
+    return isinstance(error, MemoryError) or "bad_alloc" in text or "allocate memory" in text or "BFCArena" in text
