@@ -91,7 +91,7 @@ class DecodingSession:
     @property
     def inputs(self) -> tuple[str, ...]:
         """The inputs that a step has to be given."""
-        return tuple(name for name in self._inputs if not self._has(name) and not self.makes(name))
+        return tuple(name for name in self._inputs if name not in self.caches_by_input and not self.makes(name))
 
     def makes(self, name: str) -> bool:
         """Whether the session makes this input itself, if a step is not given it."""
@@ -102,6 +102,7 @@ class DecodingSession:
     def reset(self) -> None:
         """Forget all tokens. The next step begins anew, and may have another batch."""
         self._length = 0
+        self._batch: int | None = None
         self._values: dict[str, ort.OrtValue] = {}
         self._memory: dict[str, Array] = {}
 
@@ -139,7 +140,10 @@ class DecodingSession:
         try:
             self._session.run_with_iobinding(binding)
         except ORT_ERRORS as error:
+            if not self._length:
+                self.reset()  # the caches of another batch may be right
             raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}") from None
+        self._batch = batch
         found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         for present, cache in self._presents.items():
             if cache.past not in self._memory and not (cache.kind == "kept" and self._length):
@@ -177,7 +181,7 @@ class DecodingSession:
         self.reset()
         self._length = next(iter(lengths.values()), 0)
         for name, array in arrays.items():
-            if self._is_bound(self.caches_by_input[name]):
+            if self.caches_by_input[name].is_one_buffer:
                 self._hold(name, array, max(self._capacity(self._length), self._length))
             else:
                 self._values[name] = to_ort(np.array(array))
@@ -199,17 +203,10 @@ class DecodingSession:
                 self._values[name] = to_ort(np.array(_rows(from_ort(value), cache, length)))
         self._length = length
 
-    def _has(self, name: str) -> bool:
-        return name in self.caches_by_input
-
-    def _is_bound(self, cache: Cache) -> bool:
-        """Whether one buffer is past and present."""
-        return cache.kind in ("buffer", "shared")
-
     def _given(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The inputs of a caller in the types of the model. Raises InputError."""
         for name in inputs:
-            if self._has(name):
+            if name in self.caches_by_input:
                 raise InputError(f"'{name}' is a cache, which the session holds; take_caches gives it another one")
             if name not in self._inputs:
                 raise InputError(f"{self.name} takes no input '{name}' (it takes {', '.join(self.inputs)})")
@@ -270,21 +267,21 @@ class DecodingSession:
 
     def _make_room(self, batch: int, tokens: int) -> None:
         """Make the caches before the first step, and buffers that are full larger. Raises InputError."""
-        bound = [cache for cache in self.caches_by_input.values() if self._is_bound(cache)]
+        bound = [cache for cache in self.caches_by_input.values() if cache.is_one_buffer]
         room = self._capacity(tokens) if bound else 0
         if not self._values:
             shapes = self._empty_shapes(batch)
             for name, cache in self.caches_by_input.items():
                 empty = np.zeros(shapes[name], _numpy_type(self._inputs[name]))
-                if self._is_bound(cache):
+                if cache.is_one_buffer:
                     self._hold(name, empty, room)
                 else:
                     self._values[name] = to_ort(empty)
             return
-        held = self._values[next(iter(self._values))].shape()[0]
-        axis = next(iter(self.caches_by_input.values())).axis
-        if self._rows is not None and axis and held % batch:
-            raise InputError(f"the caches hold {held} sequences, and the step has {batch}; reset() begins anew")
+        if self._batch not in (None, batch):
+            raise InputError(
+                f"the caches are those of {self._batch} sequences, and the step has {batch}; reset() begins anew"
+            )
         for cache in bound:
             memory = self._memory[cache.past]
             if memory.shape[cache.axis] < tokens:

@@ -103,17 +103,17 @@ def _table(measured: Benchmark) -> Table:
 
 def _decoder_table(measured: Benchmark) -> Table:
     """Tokens a second, of all batch entries, and the time of the prompt."""
-    headings = ("cached keys", "original, tokens/s", "fused, tokens/s", "faster", "original, prompt ms")
-    batch, rows = measured.batch, []
+    rows, batch, prompts = [], measured.batch, any(each.decoded and each.decoded.prompt for each in measured.measured)
+    headings = ("cached keys", "original, tokens/s", "fused, tokens/s", "faster")
     for each in measured.measured:
         assert each.original is not None and each.fused is not None and each.decoded is not None
-        prompt = ("", "") if each.decoded.prompt is None else tuple(f"{time:,.0f}" for time in each.decoded.prompt)
-        memory = [f"{timing.memory / MIB:,.0f}" for timing in (each.original, each.fused)]
-        speeds = [
-            f"{1e3 * batch / timing.median:,.0f} ({timing.median:.2f} ms)" for timing in (each.original, each.fused)
-        ]
-        rows.append((str(each.length), *speeds, f"{each.ratio:.2f} x", *prompt, *memory))
-    return (*headings, "fused, prompt ms", "original, MiB", "fused, MiB"), rows
+        sides = each.original, each.fused
+        speeds = [f"{1e3 * batch / timing.median:,.0f} ({timing.median:.2f} ms)" for timing in sides]
+        times = [f"{time:,.0f}" for time in each.decoded.prompt or ()] if prompts else []
+        memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
+        rows.append((str(each.length), *speeds, f"{each.ratio:.2f} x", *times, *memory))
+    prompt = ("original, prompt ms", "fused, prompt ms") if prompts else ()
+    return (*headings, *prompt, "original, MiB", "fused, MiB"), rows
 
 
 def _print_agreement(measures: Iterable[Measure]) -> None:

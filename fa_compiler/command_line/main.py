@@ -41,8 +41,8 @@ _FILES = ("output", "outputs", "report", "html", "graph")
 EXIT_CODES = f"""\
 exit codes:
   {OK:<5}done
-  {DIFFERENT:<5}verify found a difference, registry diff found one that matters, a check found a fault, or --strict an
-       attention that is not fused
+  {DIFFERENT:<5}verify or bench found a difference, registry diff found one that matters, a check found a fault, or
+       --strict an attention that is not fused
   {BAD_INPUT:<5}bad usage, bad input, or an output that cannot be written
   {INTERNAL:<5}internal error; please report it with the output of a run with {DEBUG}=1
   {INTERRUPTED:<5}interrupted

@@ -55,6 +55,11 @@ class Cache:
     kind: Kind
     length: str | None = None
 
+    @property
+    def is_one_buffer(self) -> bool:
+        """Whether past and present are one buffer in a session."""
+        return self.kind in ("buffer", "shared")
+
 
 @dataclass(frozen=True)
 class Rows:

@@ -147,7 +147,7 @@ class Benchmark:
                     "fused": timing(each.fused),
                     "ratio": None if each.ratio is None else round(each.ratio, 4),
                     "fault": each.fault,
-                    **({} if each.decoded is None else self._decoded(each, each.decoded)),
+                    **({} if each.decoded is None else {"decoded": self._decoded(each, each.decoded)}),
                 }
                 for each in self.measures
             ],
