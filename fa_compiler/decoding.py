@@ -126,6 +126,22 @@ class DecodingSession:
             if name not in feeds and self.makes(name):
                 feeds[name] = self._made(name, batch, new)
         self._make_room(batch, self._length + new)
+        binding = self._binding(feeds)
+        try:
+            self._session.run_with_iobinding(binding)
+        except ORT_ERRORS as error:
+            if not self._length:
+                self.reset()  # the caches of another batch may be right
+            raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}") from None
+        found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        for present, cache in self._presents.items():
+            if cache.past not in self._memory and not (cache.kind == "kept" and self._length):
+                self._values[cache.past] = found[present]
+        self._length, self._batch = self._length + new, batch
+        return {name: from_ort(value) for name, value in found.items() if name not in self._presents}
+
+    def _binding(self, feeds: Mapping[str, Array]) -> ort.IOBinding:
+        """A binding of the inputs and the caches, in which a buffer is past and present."""
         binding = self._session.io_binding()
         for name, array in feeds.items():
             binding.bind_ortvalue_input(name, to_ort(array))
@@ -137,19 +153,7 @@ class DecodingSession:
                 binding.bind_ortvalue_output(name, self._values[cache.past])
             else:
                 binding.bind_output(name)
-        try:
-            self._session.run_with_iobinding(binding)
-        except ORT_ERRORS as error:
-            if not self._length:
-                self.reset()  # the caches of another batch may be right
-            raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}") from None
-        self._batch = batch
-        found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
-        for present, cache in self._presents.items():
-            if cache.past not in self._memory and not (cache.kind == "kept" and self._length):
-                self._values[cache.past] = found[present]
-        self._length += new
-        return {name: from_ort(value) for name, value in found.items() if name not in self._presents}
+        return binding
 
     @property
     def caches(self) -> dict[str, Array]:
@@ -320,14 +324,13 @@ class DecodingSession:
     def _empty_shape(self, cache: Cache, batch: int) -> list[int]:
         dims = self._inputs[cache.past].type.tensor_type.shape.dim
         grown = self._declared[cache.present].type.tensor_type.shape.dim
-        sizes = []
-        for axis, dim in enumerate(dims):
-            known = dim.dim_value if dim.dim_value > 0 else grown[axis].dim_value if len(grown) == len(dims) else 0
-            if axis == cache.axis:
-                known = 0
-            elif not known:
-                known = batch if axis == 0 and not set("*+-/") & set(dim.dim_param) else -1
-            sizes.append(int(known))
+        sizes = [max(0, int(dim.dim_value)) for dim in dims]
+        if len(grown) == len(dims):
+            sizes = [size or max(0, int(other.dim_value)) for size, other in zip(sizes, grown, strict=True)]
+        sizes = [size or -1 for size in sizes]
+        if sizes[0] < 0 and not set("*+-/") & set(dims[0].dim_param):
+            sizes[0] = batch
+        sizes[cache.axis] = 0
         return sizes
 
 

@@ -76,6 +76,9 @@ def _print(measured: Benchmark) -> None:
         _print_agreement(measured.measured)
     report = measured.report
     print(printable(f"{report.model}: {report.count('fused')} of {report.softmaxes} attentions fused"))
+    if measured.caches:
+        first, *others = measured.caches
+        print(printable(f"caches: {first}" + (f" and {len(others)} more" if others else "")))
     for cache in report.caches:
         if cache.reason is not None:
             print(printable(str(cache)))
@@ -123,6 +126,8 @@ def _print_agreement(measures: Iterable[Measure]) -> None:
         tokens = f"{decoded.same} of {decoded.tokens} tokens are the same" if decoded.tokens else "no tokens are chosen"
         sides = f"outputs differ by {decoded.largest:.2g}, {decoded.tolerance:.2g} is allowed"
         print(f"behind {each.length} keys {tokens}; {sides}")
+        if decoded.parts > 1:
+            print(f"behind {each.length} keys the prompt was given in {decoded.parts} parts, for want of memory")
 
 
 def _time(timing: Timing) -> str:

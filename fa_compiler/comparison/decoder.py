@@ -85,22 +85,23 @@ def rows_of(model: onnx.ModelProto, caches: Iterable[Cache]) -> Rows | None:
     """The input that tells the number of new tokens; None if the model has none."""
     pasts = {cache.past for cache in caches}
     others = {
-        name: info
+        name: list(info.type.tensor_type.shape.dim)
         for name, info in _given(model).items()
         if name not in pasts and not is_mask(info) and info.type.tensor_type.shape.dim
     }
-    named = [name for name in TOKENS if name in others]
-    likely = named or [name for name in others if "encoder" not in name.lower()] or list(others)
-    if not likely:
-        return None
-    dims = others[likely[0]].type.tensor_type.shape.dim
-    if len(dims) == 1:
-        is_open = not dims[0].dim_value > 0 and "batch" not in dims[0].dim_param.lower()
-        return Rows(likely[0], 0 if is_open else None)
-    if named:
-        return Rows(likely[0], 1)
-    opened = [axis for axis, dim in enumerate(dims) if axis and not dim.dim_value > 0]
-    return Rows(likely[0], opened[0] if opened else None)
+    ordered = [*TOKENS, *(name for name in others if "encoder" not in name.lower()), *others]
+    found = next((name for name in ordered if name in others), None)
+    return None if found is None else Rows(found, _axis_of_rows(found, others[found]))
+
+
+def _axis_of_rows(name: str, dims: list[onnx.TensorShapeProto.Dimension]) -> int | None:
+    """The axis of the new tokens: the first open one behind the batch. A vector of the batch has none."""
+    if name in TOKENS and len(dims) > 1:
+        return 1
+    opened = [axis for axis, dim in enumerate(dims) if not dim.dim_value > 0]
+    if len(dims) > 1:
+        return next((axis for axis in opened if axis), None)
+    return 0 if opened and "batch" not in dims[0].dim_param.lower() else None
 
 
 def decoding_sizes(model: onnx.ModelProto, rows: int, past: int | None) -> dict[str, int]:

@@ -105,6 +105,7 @@ def random_inputs(
     """
     calls, demanded = _known_from_nodes(model)
     inputs = graph_inputs(model)
+    wanted = inputs if only is None else [info for info in inputs if info.name in only]
     if rows is None:
         lengths = _cache_lengths(inputs, length)
         sums, tried = _sums(inputs, *lengths) if lengths[0] else {}, attempts(calls, length, batch, shared, demanded)
@@ -114,11 +115,11 @@ def random_inputs(
         sums = (_sums(inputs, cached, rows) if caches_of(model) else {}) | decoding
         tried = attempts_of(calls, batch, rows, cached, shared, demanded | decoding)
     if not calls:
-        return _made(model, name, seed, _Sizes({**sums, **demanded}, batch, length), None, masks, only)
+        return _made(model, name, seed, _Sizes({**sums, **demanded}, batch, length), None, masks, wanted)
     faults: list[str] = []
     for given in tried:
         sizes = _Sizes({**sums, **given.sizes}, given.batch, length)
-        feeds = _made(model, name, seed, sizes, given, masks, only)
+        feeds = _made(model, name, seed, sizes, given, masks, wanted)
         fault = disagreement(model, calls, sizes.known, feeds)
         if fault is None:
             return feeds
@@ -147,14 +148,12 @@ def _made(
     sizes: _Sizes,
     given: Requirements | None,
     masks: Mask | None,
-    only: Collection[str] | None,
+    inputs: Iterable[onnx.ValueInfoProto],
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     bounds, readers = _index_bounds(model.graph), Readers(model.graph)
     feeds: dict[str, np.ndarray] = {}
-    for info in graph_inputs(model):
-        if only is not None and info.name not in only:
-            continue
+    for info in inputs:
         tensor = info.type.tensor_type
         dtype = _NUMPY.get(tensor.elem_type)
         if not info.type.HasField("tensor_type") or dtype is None:

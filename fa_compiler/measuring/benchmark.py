@@ -60,30 +60,34 @@ def bench(
         KeyboardInterrupt: as a `BenchInterrupted`, whose `kept` has the lengths that were finished.
     """
     words = make_options(assume=assume).assume
-    chosen = BenchOptions(None if lengths is None else tuple(lengths), **read_options(options, BenchOptions))
-    decode = chosen.decode or DECODE in words
+    chosen = _checked(BenchOptions(None if lengths is None else tuple(lengths), **read_options(options, BenchOptions)))
+    decode, threads = chosen.decode or DECODE in words, chosen.threads or 0
     if in_place_caches and not decode:
         raise InputError("caches in place are measured as a decoder uses them: --in-place-caches goes with --decode")
-    wanted = list(dict.fromkeys((CACHED if decode else LENGTHS) if chosen.lengths is None else chosen.lengths))
-    batch, threads = chosen.batch, chosen.threads
-    if not wanted or min(wanted) < 1 or batch < 1 or (threads is not None and threads < 1):
-        raise InputError("lengths, batch and threads are numbers from 1 upwards")
-    if not chosen.seconds > 0:
-        raise InputError("seconds is a number above 0")
+    wanted = list(dict.fromkeys(chosen.lengths or (CACHED if decode else LENGTHS)))
     with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
         place = Path(folder)
         paths = as_file(model, place / "original.onnx"), place / "fused.onnx"
         report = optimize(model, paths[1], assume=words, in_place_caches=in_place_caches).report
         _check_fused(report)
         sessions = partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)
-        runs: Runs | Steps = sessions(paths=paths, threads=threads or 0, batch=batch)
-        found = _Found(runs, chosen.seconds, progress)
-        made = Benchmark(report, (), batch, threads or os.cpu_count() or 1, decode=decode)
+        found = _Found(sessions(paths=paths, threads=threads, batch=chosen.batch), chosen.seconds, progress)
+        made = Benchmark(report, (), chosen.batch, threads or os.cpu_count() or 1, caches=found.caches, decode=decode)
         try:
             found.measure(wanted)
         except KeyboardInterrupt:
-            raise BenchInterrupted(replace(made, measures=tuple(found.measures), most=found.most)) from None
-        return replace(made, measures=tuple(found.measures), most=found.most)
+            raise BenchInterrupted(found.added_to(made)) from None
+        return found.added_to(made)
+
+
+def _checked(options: BenchOptions) -> BenchOptions:
+    """The options. Raises InputError for numbers that cannot be."""
+    numbers = (*(options.lengths if options.lengths is not None else (1,)), options.batch)
+    if len(numbers) < 2 or min(numbers) < 1 or (options.threads is not None and options.threads < 1):
+        raise InputError("lengths, batch and threads are numbers from 1 upwards")
+    if not options.seconds > 0:
+        raise InputError("seconds is a number above 0")
+    return options
 
 
 def _check_fused(report: Report) -> None:
@@ -108,6 +112,15 @@ class _Found:
         self.measures: list[Measure] = []
         self.most: int | None = None
 
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """The caches of a decoder that is measured as it is used, by the names of their inputs."""
+        return self._runs.caches
+
+    def added_to(self, made: Benchmark) -> Benchmark:
+        """The benchmark with what was found so far."""
+        return replace(made, measures=tuple(self.measures), most=self.most)
+
     def measure(self, wanted: Sequence[int]) -> None:
         """Measure these lengths, and the largest one that runs in the place of those that are too large."""
         for count, length in enumerate(wanted):
@@ -117,12 +130,12 @@ class _Found:
                 continue
             measure = self._measured(length)
             if measure is not None and measure.fault is not None:
-                self._tell(f"{length} tokens do not run: the largest length", count, len(wanted))
+                self._tell(f"{length} tokens are too many: looking for the most", count, len(wanted))
                 measure = self._judged(measure, wanted)
             self.measures.extend([] if measure is None else [measure])
 
     def _measured(self, length: int) -> Measure | None:
-        return self._runs.measure(length, self._seconds, {each.shapes for each in self.measures})
+        return self._runs.measure(length, self._seconds, self.measures)
 
     def _judged(self, measure: Measure, wanted: Sequence[int]) -> Measure:
         """A measure with a fault that says what is at fault: the length, or a model. If it is the length, the largest

@@ -31,6 +31,10 @@ class Timing:
         low, high = np.quantile(seconds, [0.1, 0.9])
         return Timing(1e3 * statistics.median(seconds), 1e3 * float(low), 1e3 * float(high), memory)
 
+    def to_json(self) -> dict[str, float]:
+        """The figures by name."""
+        return {key: round(value, 4) for key, value in vars(self).items()}
+
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 """The shape of each input, by name."""
@@ -41,6 +45,7 @@ class Decoded:
     """What a decoder did beside the time of its steps.
 
     `prompt` holds the milliseconds of the prompt in the original and in the fused model; None where it was not timed.
+    `parts` is the number of parts in which it was given, 0 without a prompt.
     `tokens` were chosen by both, and `same` of them are the same. `largest` is the largest difference of an output,
     relative to its largest value, and `tolerance` what is allowed.
     """
@@ -50,6 +55,7 @@ class Decoded:
     same: int
     largest: float
     tolerance: float
+    parts: int = 0
 
     @property
     def agrees(self) -> bool:
@@ -64,6 +70,7 @@ class Decoded:
         )
         return {
             "prompt": prompt,
+            "prompt_parts": self.parts,
             "tokens": self.tokens,
             "same_tokens": self.same,
             "largest_difference": self.largest,
@@ -92,12 +99,29 @@ class Measure:
         """How many times as fast the fused model is."""
         return None if self.original is None or self.fused is None else self.original.median / self.fused.median
 
+    def to_json(self, batch: int) -> dict[str, Any]:
+        """The measure by names; a decoder makes a token for each entry of the batch in a step."""
+        sides = {"original": self.original, "fused": self.fused}
+        told: dict[str, Any] = {
+            "length": self.length,
+            "inputs": {name: list(shape) for name, shape in self.shapes},
+            "runs": self.runs,
+            **{side: None if timing is None else timing.to_json() for side, timing in sides.items()},
+            "ratio": self.ratio and round(self.ratio, 4),
+            "fault": self.fault,
+        }
+        if self.decoded is not None:
+            speeds = {side: round(1e3 * batch / timing.median, 2) for side, timing in sides.items() if timing}
+            told["decoded"] = {"tokens_per_second": speeds, **self.decoded.to_json()}
+        return told
+
 
 @dataclass(frozen=True)
 class Benchmark:
     """The measures, and the conditions they were made under.
 
     `report` tells what was fused. `most` is the number of tokens that the model takes at most, if a length is larger.
+    `caches` are those of a decoder, by the names of their inputs.
     """
 
     report: Report
@@ -107,6 +131,7 @@ class Benchmark:
     runtime: str = ort.__version__
     most: int | None = None
     decode: bool = False
+    caches: tuple[str, ...] = ()
 
     @property
     def measured(self) -> tuple[Measure, ...]:
@@ -124,10 +149,6 @@ class Benchmark:
 
     def to_json(self) -> dict[str, Any]:
         """The benchmark in schema 1; times are in milliseconds, memory in bytes."""
-
-        def timing(each: Timing | None) -> dict[str, float] | None:
-            return None if each is None else {key: round(value, 4) for key, value in vars(each).items()}
-
         return {
             "schema": 1,
             "model": self.report.model,
@@ -137,26 +158,10 @@ class Benchmark:
             "fused": self.report.count("fused"),
             "attentions": self.report.softmaxes,
             "decode": self.decode,
+            "caches": list(self.caches),
             "most_tokens": self.most,
-            "measures": [
-                {
-                    "length": each.length,
-                    "inputs": {name: list(shape) for name, shape in each.shapes},
-                    "runs": each.runs,
-                    "original": timing(each.original),
-                    "fused": timing(each.fused),
-                    "ratio": None if each.ratio is None else round(each.ratio, 4),
-                    "fault": each.fault,
-                    **({} if each.decoded is None else {"decoded": self._decoded(each, each.decoded)}),
-                }
-                for each in self.measures
-            ],
+            "measures": [each.to_json(self.batch) for each in self.measures],
         }
-
-    def _decoded(self, measure: Measure, decoded: Decoded) -> dict[str, Any]:
-        sides = {"original": measure.original, "fused": measure.fused}
-        speeds = {name: round(1e3 * self.batch / each.median, 2) for name, each in sides.items() if each is not None}
-        return {"tokens_per_second": speeds, **decoded.to_json()}
 
 
 class BenchInterrupted(KeyboardInterrupt):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from fa_compiler.errors import InputError, one_line
 
@@ -29,14 +30,17 @@ def largest_length(runs: Callable[[int], bool], known: Iterable[int], refused: i
     if not low:
         return None
     high = refused if low + 1 == refused or runs(low + 1) else low + 1
+    low = _bisected(runs, low, high)
+    above = {(low // period + 1) * period for period in PERIODS}
+    return None if any(length < refused and runs(length) for length in above) else low
+
+
+def _bisected(runs: Callable[[int], bool], low: int, high: int) -> int:
+    """The largest length that runs, where `low` does and `high` does not."""
     while high - low > 1:
         middle = (low + high) // 2
-        if runs(middle):
-            low = middle
-        else:
-            high = middle
-    above = {(low // period + 1) * period for period in PERIODS}
-    return None if any(length < refused and runs(length) for length in sorted(above)) else low
+        low, high = (middle, high) if runs(middle) else (low, middle)
+    return low
 
 
 def in_words(error: Exception) -> str:
@@ -56,3 +60,26 @@ def is_out_of_memory(error: Exception) -> bool:
     """Whether memory was the reason."""
     text = str(error)
     return isinstance(error, MemoryError) or "bad_alloc" in text or "allocate memory" in text or "BFCArena" in text
+
+
+def foreseen(known: Iterable[tuple[int, int]], length: int) -> int:
+    """The bytes that a model will need at a length: those that it needs always, and those that grow with its square.
+
+    `known` are lengths and bytes. With fewer than two of them nothing can be foreseen: 0.
+    """
+    points = sorted(known)
+    if len(points) < 2:
+        return 0
+    (first, small), (second, large) = points[-2:]
+    grows = max(0.0, (large - small) / (second**2 - first**2))
+    return int(large + grows * (length**2 - second**2))
+
+
+def free_memory() -> int | None:
+    """The bytes that a process could have on this machine; None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return found[0] if found else None

@@ -3,14 +3,16 @@
 Both get the same tokens: the original chooses the likeliest one after each step, and the fused model's choice has to be
 the same. Inputs that follow from the number of tokens are those that `DecodingSession` makes; others are random. A
 decoder that cannot take a prompt, because it has one token in every run, begins behind random caches. With the
-assumption `decode` the original alone takes the prompt, and the fused model goes on with its caches.
+assumption `decode` the original alone takes the prompt, and the fused model goes on with its caches. A prompt whose
+scores would not fit into the memory, as shorter ones tell, is given to both in parts, and not timed.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +24,12 @@ from fa_compiler.comparison.decoder import rows_of
 from fa_compiler.comparison.feeds import graph_inputs, random_inputs
 from fa_compiler.decoding import DecodingSession
 from fa_compiler.measuring.figures import Decoded, Measure, Shapes, Timing, timed, turns
-from fa_compiler.measuring.limits import in_words
+from fa_compiler.measuring.limits import foreseen, free_memory, in_words
 from fa_compiler.measuring.memory import own_peak, peak_of
 from fa_compiler.model_files.reading import read_proto
+
+PART = 512
+"""The tokens of one part of a prompt for which the memory is not enough at once."""
 
 STEPS = 32
 """The tokens behind the cached ones. Longer measurements begin again behind the cached ones."""
@@ -57,18 +62,24 @@ class Decoder:
         )
         return {name: feeds[name] for name in wanted}
 
-    def begin(self, length: int, prompt: Arrays | None) -> dict[str, Any]:
-        """Forget everything and take a prompt, or random caches of this length. Returns the outputs of a prompt."""
+    def begin(self, length: int, prompt: Sequence[Arrays]) -> None:
+        """Forget everything and take a prompt, in its parts; without one, random caches of this length."""
         self.session.room = length + STEPS
         self.session.reset()
-        if prompt is not None:
-            return self.session.step(prompt)
-        caches = self.session.caches_by_input
-        made = random_inputs(
-            self.proto, str(self.path), batch=self.batch, length=length, rows=1, past=length, only=caches
-        )
-        self.session.take_caches({name: made[name] for name in caches})
-        return {}
+        for part in prompt:
+            self.session.step(part)
+        if not prompt:
+            caches = self.session.caches_by_input
+            made = random_inputs(
+                self.proto, str(self.path), batch=self.batch, length=length, rows=1, past=length, only=caches
+            )
+            self.session.take_caches({name: made[name] for name in caches})
+
+    def prompt(self, length: int, part: int) -> list[Arrays]:
+        """The inputs of a prompt in parts of so many tokens; none for a decoder that takes no prompt."""
+        if not self.takes_prompt:
+            return []
+        return [self.inputs(min(part, length - held), held) for held in range(0, length, part)]
 
     def chosen(self, outputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """The likeliest token of each batch entry; None if no output has numbers for the last token."""
@@ -103,48 +114,59 @@ class Steps:
         self._pair = [Decoder(path, threads, batch) for path in paths]
         self._tolerance = tolerance_for(self._pair[0].proto)
 
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """The caches of the original, by the names of their inputs."""
+        return tuple(self._pair[0].session.caches_by_input)
+
     def fault(self, length: int) -> Exception | None:
         """Why the original does not take a step behind so many keys and STEPS more; None if it does."""
         original, total = self._pair[0], length + STEPS
         try:
             if original.takes_prompt:
-                original.begin(total, original.inputs(total, 0))
+                original.begin(total, original.prompt(total, total))
             else:
-                original.begin(total - 1, None)
+                original.begin(total - 1, [])
                 original.session.step(original.inputs(1, total - 1))
         except Exception as error:  # an InputError, or one of NumPy
             return error
         return None
 
-    def measure(self, length: int, seconds: float, known: Collection[Shapes]) -> Measure | None:
-        """Measure the prompt, and the steps behind it."""
-        del known
+    def measure(self, length: int, seconds: float, known: Sequence[Measure]) -> Measure | None:
+        """Measure the prompt, and the steps behind it. `known` are the measures so far."""
         original, fused = self._pair
+        part = length if self._fits(length, known) else PART
         try:
-            prompt = self._prompt(length)
+            prompt = original.prompt(length, part)
             took = self._take_prompt(length, prompt)
-            if prompt is None or self._one_token:
+            if not prompt or self._one_token:
                 fused.session.room = length + STEPS
                 fused.session.take_caches(original.session.caches)
             times, decoded, shapes = self._steps(length, seconds, took)
         except Exception as error:
             return Measure(length, fault=in_words(error))
-        memory = [self._memory(side, length) for side in (0, 1)]
+        memory = [self._memory(side, length, part) for side in (0, 1)]
         first, second = (Timing.of(each, peak) for each, peak in zip(times, memory, strict=True))
+        decoded = replace(decoded, parts=len(prompt))
         return Measure(length, shapes, len(times[0]), first, second, decoded=decoded)
 
-    def _prompt(self, length: int) -> Arrays | None:
-        original = self._pair[0]
-        return original.inputs(length, 0) if original.takes_prompt else None
+    def _fits(self, length: int, known: Sequence[Measure]) -> bool:
+        """Is the memory enough for a prompt at once, as far as shorter ones tell?"""
+        whole = [each for each in known if each.decoded is not None and each.decoded.parts == 1]
+        free = free_memory()
+        needed = foreseen(((each.length, each.original.memory) for each in whole if each.original is not None), length)
+        return free is None or needed < free
 
-    def _take_prompt(self, length: int, prompt: Arrays | None) -> tuple[float, float] | None:
+    def _take_prompt(self, length: int, prompt: Sequence[Arrays]) -> tuple[float, float] | None:
         """Begin, and return the milliseconds of the prompt in both. Only the second time counts."""
         original, fused = self._pair
-        if prompt is None or self._one_token:
+        if not prompt or self._one_token:
             original.begin(length, prompt)
             return None
         for each in (fused, original):
             each.begin(length, prompt)
+        if len(prompt) > 1:
+            return None
         first, second = (1e3 * timed(partial(each.begin, length, prompt)) for each in (original, fused))
         return first, second
 
@@ -198,11 +220,12 @@ class Steps:
             tolerance = max(tolerance, 2 * noise)
         return Decoded(prompt, len(chosen), sum(chosen), largest, tolerance)
 
-    def _memory(self, side: int, length: int) -> int:
+    def _memory(self, side: int, length: int, part: int) -> int:
         """The peak memory of a process that takes the prompt and two steps."""
-        prompt = int(self._pair[0].takes_prompt and not (side and self._one_token))
-        words = (length, self._threads, self._batch, prompt)
-        return peak_of("steps", str(self._paths[side]), *map(str, words))
+        alone = side == 1 and self._one_token
+        return peak_of(
+            "steps", str(self._paths[side]), *map(str, (length, self._threads, self._batch, part * (not alone)))
+        )
 
 
 def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
@@ -214,15 +237,15 @@ def _difference(first: Mapping[str, Any], second: Mapping[str, Any]) -> float:
     return largest
 
 
-def _decode(path: Path, length: int, threads: int, batch: int, prompt: bool) -> None:
-    """Take a prompt and two steps, and print the peak memory of this process in bytes."""
+def _decode(path: Path, length: int, threads: int, batch: int, part: int) -> None:
+    """Take a prompt and two steps, and print the peak memory of this process in bytes. Without a part, the caches are
+    random."""
     decoder = Decoder(path, threads, batch)
-    decoder.begin(length, decoder.inputs(length, 0) if prompt else None)
+    decoder.begin(length, decoder.prompt(length, part) if part else [])
     for count in range(2):
         decoder.session.step(decoder.inputs(1, length + count))
     print(own_peak())
 
 
 if __name__ == "__main__":
-    _length, _threads, _batch, _prompt = map(int, sys.argv[2:])
-    _decode(Path(sys.argv[1]), _length, _threads, _batch, bool(_prompt))
+    _decode(Path(sys.argv[1]), *map(int, sys.argv[2:]))

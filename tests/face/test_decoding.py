@@ -18,6 +18,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.comparison.decoder import Cache, Rows, caches_of, rows_of
 from fa_compiler.errors import InputError
 from fa_compiler.measuring import benchmark, steps
+from fa_compiler.measuring.limits import foreseen
 from tests.graphs import harness
 
 from . import genai
@@ -37,7 +38,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "decoding.md"
 @pytest.fixture
 def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model takes 3 MiB; test_the_memory_of_a_decoder starts the process."""
-    monkeypatch.setattr(steps.Steps, "_memory", lambda self, side, length: 3 << 20)
+    monkeypatch.setattr(steps.Steps, "_memory", lambda self, side, length, part: (3 + length * length) << 20)
 
 
 @pytest.mark.parametrize(
@@ -243,6 +244,26 @@ def test_default_numbers_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = fa_compiler.bench(harness.load(GPT2), decode=True, seconds=0.01)
     assert [each.length for each in measured.measured] == [8, 32]
     assert measured.faults == ("40 and 512 tokens: the model takes at most 64 tokens",)
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_prompt_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths 4 and 8 take 19 and 67 MiB, so that 16 will take 259: too much. The memory is not asked for."""
+    monkeypatch.setattr(steps, "free_memory", lambda: 200 << 20)
+    monkeypatch.setattr(steps, "PART", 6)
+    path = str(saved(harness.load(LLAMA), tmp_path / "model.onnx"))
+    assert main(["bench", path, "--decode", "--lengths", "4,8,16", "--seconds", "0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert "behind 16 keys 32 of 32 tokens are the same" in shown
+    assert "behind 16 keys the prompt was given in 3 parts, for want of memory" in shown
+    assert "behind 8 keys the prompt was" not in shown
+    assert "caches: past_key_0 and 3 more" in shown
+
+
+def test_foreseen_memory() -> None:
+    assert foreseen([], 16) == foreseen([(4, 100)], 16) == 0
+    assert foreseen([(8, 164), (4, 116)], 16) == 356  # 100 bytes, and the square of the length
+    assert foreseen([(4, 120), (8, 119)], 16) == 119
 
 
 @pytest.mark.usefixtures("memory_is_known")
