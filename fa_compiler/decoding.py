@@ -13,7 +13,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.comparison.decoder import Cache, caches_of, rows_of, sizes_of_rows
+from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size, rows_of, sizes_of_rows
 from fa_compiler.comparison.feeds import graph_inputs, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
@@ -25,9 +25,6 @@ Array = npt.NDArray[Any]
 
 LEAST_ROOM = 256
 """The tokens for which a buffer has room at first, if the caller names no number."""
-
-SWITCH = "use_cache_branch"
-"""The input of a merged decoder that tells whether there are cached tokens."""
 
 MADE = frozenset(
     {
@@ -71,6 +68,7 @@ class DecodingSession:
                     f"{self.name} has no caches: no input of it is continued by an output, as past_key_values by "
                     "present; export the decoder with its past, such as optimum's text-generation-with-past"
                 )
+            _check_open(self.name, proto, self.caches_by_input.values())
             self._session = _session(path, self.name, proto, threads, optimise)
         self._inputs = {info.name: info for info in graph_inputs(proto)}
         self._rows = rows_of(proto, self.caches_by_input.values())
@@ -177,7 +175,7 @@ class DecodingSession:
         lengths = {
             name: array.shape[self.caches_by_input[name].axis]
             for name, array in arrays.items()
-            if self.caches_by_input[name].kind != "kept"
+            if self.caches_by_input[name].has_tokens
         }
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"'{name}' holds {length}" for name, length in lengths.items())
@@ -201,9 +199,14 @@ class DecodingSession:
         if not length:
             self.reset()
             return
+        states = [name for name, cache in self.caches_by_input.items() if cache.kind == "state"]
+        if states and length < self._length:
+            raise InputError(
+                f"'{states[0]}' is a state of all tokens, of which none can be forgotten; reset() begins anew"
+            )
         for name, value in self._values.items():
             cache = self.caches_by_input[name]
-            if name not in self._memory and cache.kind != "kept":
+            if name not in self._memory and cache.has_tokens:
                 self._values[name] = to_ort(np.array(_rows(from_ort(value), cache, length)))
         self._length = length
 
@@ -294,7 +297,7 @@ class DecodingSession:
     def _hold(self, name: str, rows: Array, room: int) -> None:
         """A buffer with these rows, and room for more."""
         cache = self.caches_by_input[name]
-        fixed = self._inputs[name].type.tensor_type.shape.dim[cache.axis].dim_value
+        fixed = fixed_size(self._inputs[name].type.tensor_type.shape.dim[cache.axis])
         shape = list(rows.shape)
         shape[cache.axis] = fixed or room
         if rows.shape[cache.axis] > shape[cache.axis]:
@@ -324,14 +327,31 @@ class DecodingSession:
     def _empty_shape(self, cache: Cache, batch: int) -> list[int]:
         dims = self._inputs[cache.past].type.tensor_type.shape.dim
         grown = self._declared[cache.present].type.tensor_type.shape.dim
-        sizes = [max(0, int(dim.dim_value)) for dim in dims]
+        sizes = [fixed_size(dim) for dim in dims]
         if len(grown) == len(dims):
-            sizes = [size or max(0, int(other.dim_value)) for size, other in zip(sizes, grown, strict=True)]
+            sizes = [size or fixed_size(other) for size, other in zip(sizes, grown, strict=True)]
         sizes = [size or -1 for size in sizes]
         if sizes[0] < 0 and not set("*+-/") & set(dims[0].dim_param):
             sizes[0] = batch
-        sizes[cache.axis] = 0
+        if cache.kind != "state":
+            sizes[cache.axis] = 0
         return sizes
+
+
+def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> None:
+    """Raise InputError for a cache that grows, although the model fixes its number of tokens."""
+    sizes = {
+        info.name: [fixed_size(dim) for dim in info.type.tensor_type.shape.dim]
+        for info in (*proto.graph.input, *proto.graph.output)
+    }
+    for cache in caches:
+        past, present = sizes[cache.past], sizes[cache.present]
+        grows = any(size and other and size != other for size, other in zip(past, present, strict=False))
+        if cache.kind == "state" and grows:
+            raise InputError(
+                f"{name} fixes the number of tokens in its cache '{cache.past}' {past}, so that no other step can "
+                "follow; export it with a dynamic axis"
+            )
 
 
 def _session(path: Path, name: str, proto: onnx.ModelProto, threads: int, optimise: bool) -> ort.InferenceSession:
@@ -355,8 +375,8 @@ def _needs_library(domains: Iterable[str]) -> bool:
 
 
 def _rows(array: Array, cache: Cache, count: int) -> Array:
-    """A view of the first rows of a cache, of all of them in a cache that is kept."""
-    if cache.kind == "kept":
+    """A view of the first rows of a cache; a cache without a row for each token is whole."""
+    if not cache.has_tokens:
         return array
     return array[(slice(None),) * cache.axis + (slice(count),)]
 

@@ -2,8 +2,11 @@
 
     buffer    named in the metadata of `in_place_caches`, whose count of tokens is an input
               | ScatterND(past, ..) of an input that gives an output; so `shared-caches` leaves a GroupQueryAttention
-    shared    the past and present of a GroupQueryAttention, which may be one buffer or two of different sizes
-    kept      an input named as a past of an encoder, and its present: the first run makes it, and no other changes it
+    shared    the past and present of a GroupQueryAttention, which may be one buffer or two of different sizes, where
+              nothing else reads the pasts, whose size is then the buffer's
+    kept      of a decoder with the input SWITCH: an input named as a past of an encoder, and its present: the first run
+              makes it, and no other changes it
+    state     an input and an output named so, of fixed sizes besides the batch: it is replaced, and holds no tokens
     growing   the past and present of another attention operator
               | an input named as a past, and the output of the same type named as its present
               | an input to which a Concat adds rows that make it an output (passes/in_place/caches.py)
@@ -15,6 +18,7 @@ along the first open dimension behind the batch, where one with a name of length
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -23,12 +27,13 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.comparison.buffers import buffers_of
-from fa_compiler.comparison.cache_lengths import shared_pairs
+from fa_compiler.comparison.cache_lengths import GROUP_QUERY, shared_pairs
 from fa_compiler.comparison.masks import is_mask
 from fa_compiler.passes import analyse
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.in_place.caches import candidates, read_cache
 from fa_compiler.passes.ir.nodes import input_of, is_op
+from fa_compiler.protos.subgraphs import all_nodes
 
 OPERATORS = {
     ("", "Attention"): ((4, 1), (5, 2)),
@@ -41,7 +46,18 @@ AXIS = 2
 TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 """Inputs whose rows are the new tokens, whatever else there is."""
 
-Kind = Literal["buffer", "shared", "kept", "growing"]
+NAMES = (
+    ("past_key_values", "present"),
+    ("past", "present"),
+    ("cache_in", "cache_out"),
+    ("input.cache", "output.cache"),
+)
+"""What stands in the name of an input, and in that of the output that continues it."""
+
+SWITCH = "use_cache_branch"
+"""The input of a merged decoder that tells whether there are cached tokens."""
+
+Kind = Literal["buffer", "shared", "kept", "state", "growing"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,11 @@ class Cache:
         """Whether past and present are one buffer in a session."""
         return self.kind in ("buffer", "shared")
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it has a row for each token."""
+        return self.kind not in ("kept", "state")
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -73,11 +94,12 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     """The caches of a model, in the order of its inputs. Raises InputError for metadata that name no caches."""
     found = {each.past: Cache(each.past, each.present, each.axis, "buffer", each.length) for each in buffers_of(model)}
     given = _given(model)
-    for past, present, axis, kind in (*_of_operators(model), *_of_names(model)):
+    for past, present, axis, kind in (*_of_group_query(model), *_of_operators(model), *_of_names(model)):
         if past in given and past not in found:
             found[past] = Cache(past, present, _axis(given[past]) if axis is None else axis, kind)
-    if not found:
-        found = {cache.past: cache for cache in _of_concats(model)}
+    named = any(word in name for name in given if name not in found for word in ("past", "cache"))
+    if named or not found:
+        found |= {cache.past: cache for cache in _of_concats(model) if cache.past not in found}
     return tuple(found[name] for name in given if name in found)
 
 
@@ -98,7 +120,7 @@ def _axis_of_rows(name: str, dims: list[onnx.TensorShapeProto.Dimension]) -> int
     """The axis of the new tokens: the first open one behind the batch. A vector of the batch has none."""
     if name in TOKENS and len(dims) > 1:
         return 1
-    opened = [axis for axis, dim in enumerate(dims) if not dim.dim_value > 0]
+    opened = [axis for axis, dim in enumerate(dims) if not fixed_size(dim)]
     if len(dims) > 1:
         return next((axis for axis in opened if axis), None)
     return 0 if opened and "batch" not in dims[0].dim_param.lower() else None
@@ -118,6 +140,11 @@ def decoding_sizes(model: onnx.ModelProto, rows: int, past: int | None) -> dict[
     return sizes
 
 
+def fixed_size(dim: onnx.TensorShapeProto.Dimension) -> int:
+    """The size of a dimension, 0 if it is open. Some exporters write a size as a name."""
+    return int(dim.dim_param) if dim.dim_param.isdecimal() else max(0, int(dim.dim_value))
+
+
 def _name(sizes: dict[str, int], info: onnx.ValueInfoProto, axis: int, size: int) -> None:
     dims = info.type.tensor_type.shape.dim
     if axis < len(dims) and re.fullmatch(r"\w[\w.]*", dims[axis].dim_param):
@@ -129,10 +156,19 @@ def _given(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
     return {info.name: info for info in model.graph.input if info.name not in weights}
 
 
+def _of_group_query(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
+    pairs = shared_pairs(model)
+    readers = Counter(name for node in all_nodes(model.graph.node) for name in set(node.input))
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == GROUP_QUERY:
+            pasts = [name for name in node.input if name in pairs]
+            alone = all(readers[name] == 1 for name in pasts)
+            for past in pasts:
+                yield past, pairs[past], AXIS, "shared" if alone else "growing"
+
+
 def _of_operators(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
     inputs, outputs = _given(model), {info.name for info in model.graph.output}
-    for past, present in shared_pairs(model).items():
-        yield past, present, AXIS, "shared"
     for node in model.graph.node:
         if (node.domain, node.op_type) == ("", "ScatterND") and node.input[0] in inputs and node.output[0] in outputs:
             yield node.input[0], node.output[0], None, "buffer"
@@ -142,16 +178,28 @@ def _of_operators(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None
 
 
 def _of_names(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
-    outputs = {info.name: info for info in model.graph.output}
-    for name, info in _given(model).items():
+    outputs, inputs = {info.name: info for info in model.graph.output}, _given(model)
+    for name, info in inputs.items():
         type_ = info.type.tensor_type
-        if len(type_.shape.dim) < 3:
+        if len(type_.shape.dim) < 3 or (_is_of_encoder(name) and SWITCH not in inputs):
             continue
-        for words in (("past_key_values", "present"), ("past", "present"), ("cache_in", "cache_out")):
+        for words in NAMES:
             other = outputs.get(name.replace(*words, 1))
             if other is not None and other.name != name and other.type.tensor_type.elem_type == type_.elem_type:
-                yield name, other.name, None, "kept" if re.search("encoder|cross", name) else "growing"
+                yield name, other.name, None, _kind(info)
                 break
+
+
+def _is_of_encoder(name: str) -> bool:
+    return re.search("encoder|cross", name) is not None
+
+
+def _kind(info: onnx.ValueInfoProto) -> Kind:
+    """The kind of a cache that only its name tells."""
+    if _is_of_encoder(info.name):
+        return "kept"
+    opened = [dim for dim in info.type.tensor_type.shape.dim[1:] if not fixed_size(dim)]
+    return "growing" if opened else "state"
 
 
 def _of_concats(model: onnx.ModelProto) -> Iterator[Cache]:
@@ -167,7 +215,7 @@ def _of_concats(model: onnx.ModelProto) -> Iterator[Cache]:
 
 def _axis(info: onnx.ValueInfoProto) -> int:
     dims = info.type.tensor_type.shape.dim
-    opened = [axis for axis, dim in enumerate(dims) if axis and not dim.dim_value > 0]
+    opened = [axis for axis, dim in enumerate(dims) if axis and not fixed_size(dim)]
     lengths = [axis for axis in opened if re.search("past|len|seq|room|total", dims[axis].dim_param.lower())]
     return (*lengths, *opened, len(dims) - 2)[0]
 

@@ -144,11 +144,11 @@ class _Found:
         if error is None:
             return replace(measure, fault=f"only the fused model does not run: {measure.fault}")
         if is_out_of_memory(error):
-            return measure
+            return replace(measure, fault=f"the model does not run: {measure.fault}")
         ran = [each.length for each in self.measures if each.fault is None]
         largest = largest_length(lambda length: self._runs.fault(length) is None, ran, measure.length)
         if largest is None:
-            return measure
+            return replace(measure, fault=f"the model does not run: {measure.fault}")
         self.most = largest + self._runs.spare
         if largest not in wanted:
             own = self._measured(largest)

@@ -49,11 +49,11 @@ def in_words(error: Exception) -> str:
         return one_line(error)
     text = one_line(error)
     if is_out_of_memory(error):
-        return "the memory is not enough"
+        return "there is not enough memory"
     node = re.search(r"running (\S+) node\. Name:'(.*?)'", text)
     if node is not None:
-        return f"the model does not run: its node '{node[2]}' ({node[1]}) refuses these sizes"
-    return "the model does not run: ONNX Runtime refuses its inputs"
+        return f"its node '{node[2]}' ({node[1]}) refuses these sizes"
+    return "ONNX Runtime refuses these inputs"
 
 
 def is_out_of_memory(error: Exception) -> bool:

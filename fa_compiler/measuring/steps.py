@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fa_compiler.comparison.compare import compare_arrays, tolerance_for
-from fa_compiler.comparison.decoder import rows_of
+from fa_compiler.comparison.decoder import fixed_size, rows_of
 from fa_compiler.comparison.feeds import graph_inputs, random_inputs
 from fa_compiler.decoding import DecodingSession
 from fa_compiler.measuring.figures import Decoded, Measure, Shapes, Timing, timed, turns
@@ -52,7 +52,7 @@ class Decoder:
         """Does every run have the same number of tokens?"""
         assert self.rows is not None and self.rows.axis is not None
         (info,) = (info for info in graph_inputs(self.proto) if info.name == self.rows.input)
-        return bool(info.type.tensor_type.shape.dim[self.rows.axis].dim_value > 0)
+        return fixed_size(info.type.tensor_type.shape.dim[self.rows.axis]) > 0
 
     def inputs(self, rows: int, past: int) -> Arrays:
         """Random inputs of a run, without those that the session holds or makes."""
@@ -178,10 +178,12 @@ class Steps:
         shapes = tuple((name, array.shape) for name, array in feeds.items())
         fed: list[Arrays] = []
         found: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        begun = [each.session.caches for each in self._pair]
         end, order = time.perf_counter() + seconds, turns()
         for number in range(MOST_ROUNDS):
-            for each in self._pair:
-                each.session.rewind(length)
+            if number:
+                for each, caches in zip(self._pair, begun, strict=True):
+                    each.session.take_caches(caches)
             tokens = None
             for _ in range(STEPS):
                 step = self._pair[0].following(feeds, tokens)
@@ -196,12 +198,12 @@ class Steps:
                     found.append((outputs[0], outputs[1]))
             if time.perf_counter() >= end:
                 break
-        return times, self._agreement(length, prompt, fed, found), shapes
+        return times, self._agreement(prompt, begun[0], fed, found), shapes
 
     def _agreement(
         self,
-        length: int,
         prompt: tuple[float, float] | None,
+        begun: Arrays,
         fed: list[Arrays],
         found: list[tuple[dict[str, Any], dict[str, Any]]],
     ) -> Decoded:
@@ -213,9 +215,7 @@ class Steps:
         largest, tolerance = max(_difference(*both) for both in found), self._tolerance
         if largest > tolerance:
             plain = Decoder(self._paths[0], self._threads, self._batch, optimise=False)
-            original = self._pair[0]
-            original.session.rewind(length)
-            plain.session.take_caches(original.session.caches)
+            plain.session.take_caches(begun)
             noise = max(_difference(plain.session.step(step), both[0]) for step, both in zip(fed, found, strict=True))
             tolerance = max(tolerance, 2 * noise)
         return Decoded(prompt, len(chosen), sum(chosen), largest, tolerance)

@@ -188,6 +188,18 @@ def test_nothing_measured_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is the input itself" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_fault_of_the_fused_model_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for a limit of the model."""
+    optimize = benchmark.optimize
+    monkeypatch.setattr(benchmark, "optimize", lambda model, *rest, **options: optimize(limited(8), *rest, **options))
+    measured = fa_compiler.bench(limited(12), [4, 10], seconds=0.01)
+    assert [each.length for each in measured.measured] == [4]
+    (fault,) = measured.faults
+    assert fault == "10 tokens: only the fused model does not run: its node 'embed' (Add) refuses these sizes"
+    assert measured.most is None
+
+
 def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(saved(attention(), tmp_path / "model.onnx"))
     for words, message in (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
@@ -78,6 +78,53 @@ def test_caches_are_found(model: Any, cache: Cache, rows: Rows) -> None:
     found = caches_of(proto)
     assert found[0] == cache
     assert rows_of(proto, found) == rows
+
+
+def test_sizes_that_are_written_as_names() -> None:
+    """An exporter writes ['batch', '2', 'past', '16']: the tokens lie along the open axis."""
+    model = harness.load(LLAMA)
+    for info in model.graph.input[3:]:
+        dims = info.type.tensor_type.shape.dim
+        dims[1].dim_param, dims[2].dim_param, dims[3].dim_param = "2", "s54", "16"
+    assert {cache.axis for cache in caches_of(model)} == {2}
+    assert fa_compiler.DecodingSession(model).step({"input_ids": [[1, 2]]})["logits"].shape == (1, 2, 99)
+
+
+def test_a_past_whose_size_is_read_is_no_buffer() -> None:
+    """The room of a buffer would be taken for its tokens."""
+    model = genai.Decoder().model
+    model.graph.node.append(helper.make_node("Shape", ["past_key_values.0.key"], ["size"]))
+    kinds = {cache.past: cache.kind for cache in caches_of(model)}
+    assert kinds == {
+        **dict.fromkeys(("past_key_values.0.key", "past_key_values.0.value"), "growing"),
+        **dict.fromkeys(("past_key_values.1.key", "past_key_values.1.value"), "shared"),
+    }
+
+
+def recurrent(grows: int = 0) -> onnx.ModelProto:
+    """A sum of all tokens so far is a state of fixed size. With `grows` it is declared to be larger behind a step."""
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[batch,seq,4] x, float[batch,1,4] past_sum) => '
+        f"(float[batch,1,4] y, float[batch,{1 + grows},4] present_sum) <int64[1] tokens = {{1}}> "
+        "{ new = ReduceSum<keepdims=1>(x, tokens) present_sum = Add(past_sum, new) y = Mul(present_sum, present_sum) }"
+    )
+
+
+def test_a_state_is_replaced() -> None:
+    session = fa_compiler.DecodingSession(recurrent())
+    assert [cache.kind for cache in session.caches_by_input.values()] == ["state"]
+    for count in (1, 3, 4):
+        rows = 1 if count != 3 else 2
+        found = session.step({"x": np.ones((2, rows, 4), np.float32)})["y"]
+        np.testing.assert_array_equal(found, np.full((2, 1, 4), count**2))
+    assert session.caches["past_sum"].shape == (2, 1, 4)
+    with pytest.raises(InputError, match="'past_sum' is a state of all tokens, of which none can be forgotten"):
+        session.rewind(2)
+    other = fa_compiler.DecodingSession(recurrent())
+    other.take_caches(session.caches)
+    assert other.step({"x": np.ones((2, 1, 4), np.float32)})["y"][0, 0, 0] == 25
+    with pytest.raises(InputError, match=r"fixes the number of tokens in its cache 'past_sum' \[0, 1, 4\]"):
+        fa_compiler.DecodingSession(recurrent(1))
 
 
 def test_what_an_encoder_gives_is_kept() -> None:
