@@ -124,7 +124,8 @@ class DecodingSession:
             if name not in feeds and self.makes(name):
                 feeds[name] = self._made(name, batch, new)
         self._make_room(batch, self._length + new)
-        binding = self._binding(feeds)
+        values = {name: to_ort(array) for name, array in feeds.items()}  # a binding does not keep their memory
+        binding = self._binding(values)
         try:
             self._session.run_with_iobinding(binding)
         except ORT_ERRORS as error:
@@ -138,13 +139,11 @@ class DecodingSession:
         self._length, self._batch = self._length + new, batch
         return {name: from_ort(value) for name, value in found.items() if name not in self._presents}
 
-    def _binding(self, feeds: Mapping[str, Array]) -> ort.IOBinding:
+    def _binding(self, feeds: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
         """A binding of the inputs and the caches, in which a buffer is past and present."""
         binding = self._session.io_binding()
-        for name, array in feeds.items():
-            binding.bind_ortvalue_input(name, to_ort(array))
-        for past, value in self._values.items():
-            binding.bind_ortvalue_input(past, value)
+        for name, value in (*feeds.items(), *self._values.items()):
+            binding.bind_ortvalue_input(name, value)
         for name in self._outputs:
             cache = self._presents.get(name)
             if cache is not None and cache.past in self._memory:

@@ -144,6 +144,17 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+def test_arrays_of_any_order() -> None:
+    """They are copied where they are not in C's order, and the copy lives as long as the run."""
+    session, other = (fa_compiler.DecodingSession(harness.load(LLAMA)) for _ in range(2))
+    for seed in range(20):
+        ids = np.random.default_rng(seed).integers(0, 99, (3, 64))
+        found = session.step({"input_ids": np.asfortranarray(ids)})["logits"]
+        np.testing.assert_array_equal(found, other.step({"input_ids": ids})["logits"])
+        session.reset()
+        other.reset()
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", [LLAMA, "genai", "merged"])
 def test_steps_are_those_of_one_run(name: str, form: str) -> None:
