@@ -85,7 +85,7 @@ def _print(measured: Benchmark) -> None:
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     how = "medians of runs in turns, in brackets where eight of ten runs lie"
     if measured.decode:
-        how = "by the median of steps of one token, in turns"
+        how = "by the median step, in turns; in brackets where eight of ten steps lie"
     print(
         f"onnxruntime {measured.runtime} with all its optimisations, batch {measured.batch}, {threads}; {how}; memory "
         "is the peak of a process that runs the model"
@@ -111,10 +111,10 @@ def _decoder_table(measured: Benchmark) -> Table:
     for each in measured.measured:
         assert each.original is not None and each.fused is not None and each.decoded is not None
         sides = each.original, each.fused
-        speeds = [f"{1e3 * batch / timing.median:,.0f} ({timing.median:.2f} ms)" for timing in sides]
-        times = [f"{time:,.0f}" for time in each.decoded.prompt or ()] if prompts else []
+        speeds = [f"{1e3 * batch / side.median:,.0f} ({side.low:.2f}-{side.high:.2f} ms)" for side in sides]
+        times = [f"{time:,.0f}" for time in each.decoded.prompt or ()] or ["", ""]
         memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
-        rows.append((str(each.length), *speeds, f"{each.ratio:.2f} x", *times, *memory))
+        rows.append((str(each.length), *speeds, f"{each.ratio:.2f} x", *times[: 2 * prompts], *memory))
     prompt = ("original, prompt ms", "fused, prompt ms") if prompts else ()
     return (*headings, *prompt, "original, MiB", "fused, MiB"), rows
 

@@ -315,6 +315,9 @@ def test_a_prompt_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caps
     assert "behind 16 keys 32 of 32 tokens are the same" in shown
     assert "behind 16 keys the prompt was given in 3 parts, for want of memory" in shown
     assert "behind 8 keys the prompt was" not in shown
+    *_, eight, sixteen = (line.split() for line in shown.splitlines() if re.match(r" (8|16) ", line))
+    assert eight[-2:] == ["67", "67"] and sixteen[-2:] == ["259", "259"]
+    assert len(eight) == len(sixteen) + 2  # the times of the prompt
     assert "caches: past_key_0 and 3 more" in shown
 
 
