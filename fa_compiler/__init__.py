@@ -11,6 +11,7 @@
     options.add_provider_for_devices(fa_compiler.register_provider(), {})    # or: in any session of ONNX Runtime
     fa_compiler.plan("model.onnx", "model.plan")                    # the same for programs without Python
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
+    fa_compiler.DecodingSession("decoder.onnx").step(inputs)        # a decoder whose session holds the caches
     fa_compiler.compile_for_atc("model.onnx", "folder", "Ascend910B2")
     fa_compiler.shard("model.onnx", "out", 4)                       # the model that 4 ranks run with mpirun
     fa_compiler.ops.run("FlashAttentionScore", inputs, attrs)       # one operator on the CPU kernel
@@ -37,12 +38,13 @@ from fa_compiler.version import __version__
 if TYPE_CHECKING:
     from fa_compiler import ops, reference
     from fa_compiler.atc.run import compile_for_atc
-    from fa_compiler.comparison.benchmark import bench
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.comparison.verification import verify
+    from fa_compiler.decoding import DecodingSession
     from fa_compiler.errors import FaCompilerError, InputError, InternalError
     from fa_compiler.fuse_pass import FuseAttention
     from fa_compiler.lowering.ort import custom_ops_library, register_custom_ops
+    from fa_compiler.measuring.benchmark import bench
     from fa_compiler.page.model_graph import graph
     from fa_compiler.parallel.session import ShardedSession
     from fa_compiler.parallel.sharding import shard
@@ -54,6 +56,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Comparison",
+    "DecodingSession",
     "FaCompilerError",
     "FuseAttention",
     "InferenceSession",
@@ -80,6 +83,7 @@ __all__ = [
 
 _LAZY = {
     "Comparison": "fa_compiler.comparison.compare",
+    "DecodingSession": "fa_compiler.decoding",
     "FaCompilerError": "fa_compiler.errors",
     "FuseAttention": "fa_compiler.fuse_pass",
     "InferenceSession": "fa_compiler.session",
@@ -88,7 +92,7 @@ _LAZY = {
     "Report": "fa_compiler.passes",
     "Result": "fa_compiler.pipeline.optimize",
     "ShardedSession": "fa_compiler.parallel.session",
-    "bench": "fa_compiler.comparison.benchmark",
+    "bench": "fa_compiler.measuring.benchmark",
     "compile_for_atc": "fa_compiler.atc.run",
     "custom_ops_library": "fa_compiler.lowering.ort",
     "graph": "fa_compiler.page.model_graph",

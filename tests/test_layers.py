@@ -14,7 +14,8 @@ LAYERS = Layers(
     ROOT / "fa_compiler",
     (
         *("version", "errors", "reference", "ops", "protos", "checks", "model_files", "pipeline", "fuse_pass"),
-        *("session", "comparison", "page", "running", "parallel", "atc", "provider", "command_line", "__main__"),
+        *("session", "comparison", "decoding", "measuring", "page", "running", "parallel", "atc", "provider"),
+        *("command_line", "__main__"),
     ),
     ("op_registry", "passes", "lowering"),
 )

@@ -11,7 +11,7 @@ import pytest
 import fa_compiler
 from fa_compiler.atc.request import AtcKeywords, Parallel, Request
 from fa_compiler.command_line.main import parser
-from fa_compiler.comparison.options import BenchKeywords, BenchOptions
+from fa_compiler.measuring.options import BenchKeywords, BenchOptions
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.option import as_given, options_of
 from fa_compiler.passes.answer.options import FusionKeywords

@@ -20,8 +20,8 @@ from fa_compiler.command_line import interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.command_line.options import add_options, add_shared, completed, reading
-from fa_compiler.comparison.options import BenchOptions, non_negative
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.measuring.options import BenchOptions, non_negative
 from fa_compiler.model_files.destination import is_stream
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes import Options
@@ -41,8 +41,8 @@ _FILES = ("output", "outputs", "report", "html", "graph")
 EXIT_CODES = f"""\
 exit codes:
   {OK:<5}done
-  {DIFFERENT:<5}verify found a difference, registry diff found one that matters, a check found a fault, or --strict an
-       attention that is not fused
+  {DIFFERENT:<5}verify or bench found a difference, registry diff found one that matters, a check found a fault, or
+       --strict an attention that is not fused
   {BAD_INPUT:<5}bad usage, bad input, or an output that cannot be written
   {INTERNAL:<5}internal error; please report it with the output of a run with {DEBUG}=1
   {INTERRUPTED:<5}interrupted
@@ -196,12 +196,13 @@ def _add_bench(commands: _Commands) -> None:
   fa-compiler bench model.onnx
   fa-compiler bench model.onnx --lengths 512,2048,8192 --threads 1
   fa-compiler bench model.onnx --html gain.html
+  fa-compiler bench decoder.onnx --decode --in-place-caches    # a prompt, then tokens behind 512, 2048, 8192 keys
 """
     text = "measure a model and its fused form beside each other in ONNX Runtime"
     command = _command(commands, "bench", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
     add_options(command, BenchOptions)
-    add_options(command, Options, "assume")
+    add_options(command, Options, "assume", "in_place_caches")
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
     command.add_argument("--html", metavar="PAGE.html", type=Path, help="write a page with the figures as bars")
     command.add_argument("--quiet", action="store_true", help="show no progress")
@@ -210,6 +211,7 @@ def _add_bench(commands: _Commands) -> None:
 
 def _add_run(commands: _Commands) -> None:
     examples = """\
+  fa-compiler run model.onnx
   fa-compiler run model.onnx --inputs x.npz --outputs y.npz
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz    # a model of `shard`
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x2.npz --caches y1.npz --outputs y2.npz --parts    # decoding
@@ -217,8 +219,15 @@ def _add_run(commands: _Commands) -> None:
     text = "run a model, fused, sharded or neither, in ONNX Runtime, and write its outputs"
     command = _command(commands, "run", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
-    command.add_argument("--inputs", metavar="X.npz", type=Path, required=True, help="the inputs by name")
-    command.add_argument("--outputs", metavar="Y.npz", type=Path, required=True, help="where the outputs are written")
+    command.add_argument(
+        "--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones, as verify makes them)"
+    )
+    command.add_argument(
+        "--outputs",
+        metavar="Y.npz",
+        type=Path,
+        help="where the outputs are written (default: only their shapes are shown)",
+    )
     command.add_argument(
         "--threads",
         metavar="N",

@@ -17,8 +17,8 @@ from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import printable
 
 if TYPE_CHECKING:
-    from fa_compiler.comparison.benchmark import Benchmark
     from fa_compiler.comparison.compare import Comparison
+    from fa_compiler.measuring.figures import Benchmark
     from fa_compiler.pipeline.runtime_choices import Choices
 
 _STYLES = {

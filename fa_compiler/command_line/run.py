@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from fa_compiler.command_line.exit_codes import BAD_INPUT, INTERNAL, INTERRUPTED, OK
 from fa_compiler.errors import InputError, one_line
@@ -20,15 +21,19 @@ from fa_compiler.running.runtime import Array
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run a model on the inputs of a file, and write its outputs to another one."""
+    """Run a model on the inputs of a file, or on random ones, and write its outputs to another file."""
     if args.threads < 0:
         raise InputError(f"--threads {args.threads}: give a number of threads, or 0 for ONNX Runtime's default")
     ranks = launched_ranks()
     own: Communicator = communicator(args.timeout) if ranks > 1 else Alone()
     with _ended_together(own):
         loaded, made_for = agreed(own, lambda: _loaded(args, ranks))
+    place: Path | None = args.outputs
     if made_for == 0:
-        arrays, place = run_model(loaded, args.inputs, args.outputs, args.threads), args.outputs
+        feeds, arrays = run_model(loaded, args.inputs, place, args.threads)
+        if args.inputs is None and not args.quiet:
+            told = ", ".join(f"{name} {array.dtype} {list(array.shape)}" for name, array in feeds.items())
+            print(printable(f"random inputs: {told}"))
     else:
         if ranks == 1 and made_for > 1:  # started by a launcher that tells nothing, or without one
             own = communicator(args.timeout)
@@ -37,6 +42,7 @@ def run(args: argparse.Namespace) -> int:
             arrays, place = run_sharded(task, own), task.place(own.rank, own.size)
     if arrays and not args.quiet:
         _tell(arrays)
+    if arrays and place is not None and not args.quiet:
         print(f"wrote {printable(str(place))}")
     return OK
 
@@ -46,6 +52,9 @@ def _loaded(args: argparse.Namespace, ranks: int) -> tuple[LoadedModel, int]:
     loaded = load(args.model)
     record = record_of(loaded.proto, loaded.name)
     if record is not None:
+        for option, given in (("--inputs", args.inputs), ("--outputs", args.outputs)):
+            if given is None:
+                raise InputError(f"{loaded.name} is sharded: give {option}")
         return loaded, record.ranks
     if ranks > 1:
         raise InputError(f"{loaded.name} is not made for {ranks} ranks; make it so with fa-compiler shard")

@@ -126,6 +126,15 @@ def attempts(
         yield _given(calls, sizes, shared, demanded)
 
 
+def attempts_of(
+    calls: Sequence[CachedAttention], batch: int, rows: int, past: int, shared: bool, demanded: Mapping[str, int]
+) -> Iterator[Requirements]:
+    """`attempts` with this number of new rows, and of cached keys before them. `shared` caches have room for both."""
+    room = past + rows if shared else past
+    for count in dict.fromkeys((batch, 1)):
+        yield _given(calls, Sizes(count, rows, room, prompt=not past), shared, demanded)
+
+
 def disagreement(
     model: onnx.ModelProto, calls: Sequence[CachedAttention], sizes: Mapping[str, int], feeds: Mapping[str, np.ndarray]
 ) -> str | None:

@@ -42,7 +42,7 @@ from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.model_files.reading import read_proto
-from fa_compiler.passes.answer.options import DROP_ROUNDINGS
+from fa_compiler.passes.answer.options import DECODE, DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
@@ -397,7 +397,7 @@ def _rounds(
             raise InputError(f"ONNX Runtime cannot run {path}: {one_line(error)}") from None
         yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
-    make = partial(random_inputs, proto, str(path), shared=shared)
+    make = partial(random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None)
     (batch, length), feeds, first = _runnable(runner, path, make, pairs)
     usual = MaskKind("masks of ones and zeros")
     yield usual, feeds, first

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,11 +20,13 @@ from fa_compiler.comparison.cache_lengths import (
     CachedAttention,
     Requirements,
     attempts,
+    attempts_of,
     cached_attention,
     disagreement,
     named_sizes,
     size_name,
 )
+from fa_compiler.comparison.decoder import caches_of, decoding_sizes
 from fa_compiler.comparison.demanded_sizes import demanded_sizes
 from fa_compiler.comparison.integers import Readers, number_range
 from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
@@ -77,6 +79,9 @@ def random_inputs(
     batch: int = BATCH,
     length: int = LENGTH,
     masks: Mask | None = None,
+    rows: int | None = None,
+    past: int | None = None,
+    only: Collection[str] | None = None,
 ) -> dict[str, np.ndarray]:
     """Random inputs for a model.
 
@@ -92,18 +97,29 @@ def random_inputs(
         shared: leave space for the new keys in a past, which one buffer for past and present needs.
         batch, length: the sizes of dynamic dimensions.
         masks: makes other masks (masks.py). A mask whose sum is a number of keys is never changed.
+        rows, past: of a decoder, the number of new tokens and of cached ones. None for `length`.
+        only: the inputs to make; None makes all.
 
     Raises:
         InputError: an input is not a tensor of numbers or is too large, or no consistent lengths were found.
     """
     calls, demanded = _known_from_nodes(model)
-    sums = _sums(graph_inputs(model), length)
+    inputs = graph_inputs(model)
+    wanted = inputs if only is None else [info for info in inputs if info.name in only]
+    if rows is None:
+        lengths = _cache_lengths(inputs, length)
+        sums, tried = _sums(inputs, *lengths) if lengths[0] else {}, attempts(calls, length, batch, shared, demanded)
+    else:
+        cached = length if past is None else past
+        decoding = decoding_sizes(model, rows, cached)
+        sums = (_sums(inputs, cached, rows) if caches_of(model) else {}) | decoding
+        tried = attempts_of(calls, batch, rows, cached, shared, demanded | decoding)
     if not calls:
-        return _made(model, name, seed, _Sizes({**sums, **demanded}, batch, length), None, masks)
+        return _made(model, name, seed, _Sizes({**sums, **demanded}, batch, length), None, masks, wanted)
     faults: list[str] = []
-    for given in attempts(calls, length, batch, shared, demanded):
+    for given in tried:
         sizes = _Sizes({**sums, **given.sizes}, given.batch, length)
-        feeds = _made(model, name, seed, sizes, given, masks)
+        feeds = _made(model, name, seed, sizes, given, masks, wanted)
         fault = disagreement(model, calls, sizes.known, feeds)
         if fault is None:
             return feeds
@@ -126,12 +142,18 @@ def _known_from_nodes(model: onnx.ModelProto) -> tuple[list[CachedAttention], di
 
 
 def _made(
-    model: onnx.ModelProto, name: str, seed: int, sizes: _Sizes, given: Requirements | None, masks: Mask | None
+    model: onnx.ModelProto,
+    name: str,
+    seed: int,
+    sizes: _Sizes,
+    given: Requirements | None,
+    masks: Mask | None,
+    inputs: Iterable[onnx.ValueInfoProto],
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     bounds, readers = _index_bounds(model.graph), Readers(model.graph)
     feeds: dict[str, np.ndarray] = {}
-    for info in graph_inputs(model):
+    for info in inputs:
         tensor = info.type.tensor_type
         dtype = _NUMPY.get(tensor.elem_type)
         if not info.type.HasField("tensor_type") or dtype is None:
@@ -292,15 +314,12 @@ class _Sizes:
         raise ValueError("not a sum, difference, product or quotient of symbols and integers")
 
 
-def _sums(inputs: Sequence[onnx.ValueInfoProto], length: int) -> dict[str, int]:
+def _sums(inputs: Sequence[onnx.ValueInfoProto], past: int, present: int) -> dict[str, int]:
     """The sizes of symbols that have to be the sum of two lengths, past and present.
 
     Exporters often give such a sum a symbol of its own. If the inputs hold a cache, it is the last dimension of a mask,
     provided that no other input has this symbol.
     """
-    past, present = _cache_lengths(inputs, length)
-    if not past:
-        return {}
     ends: dict[str, set[bool]] = {}
     for info in inputs:
         dims, mask = info.type.tensor_type.shape.dim, is_mask(info)

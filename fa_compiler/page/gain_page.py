@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from fa_compiler.comparison.benchmark import MIB, Benchmark, Measure, Timing
+from fa_compiler.measuring.figures import MIB, Benchmark, Measure, Timing
 from fa_compiler.page.page import document, title_of
 from fa_compiler.page.provenance import Provenance, page_beside
 
@@ -51,19 +51,18 @@ def gain_page(measured: Benchmark, made: Provenance | None = None, place: Path |
 
 
 def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> Iterator[str]:
-    ran = [measure for measure in measured.measures if measure.original is not None and measure.fused is not None]
-    yield f'<p class="verdict">{escape(_verdict(measured, ran))}</p>'
+    ran, unit = measured.measured, "cached keys" if measured.decode else "tokens"
+    yield f'<p class="verdict">{escape(_verdict(ran, unit))}</p>'
     fused = f"{measured.report.count('fused')} of {measured.report.softmaxes} attentions are fused"
     yield f'<p class="note">{fused}{_link(measured, place)}.</p>'
     if ran:
-        yield "<h2>Time of a run</h2>"
-        yield from _plot(ran, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
+        yield f"<h2>{'Time of a step of one token' if measured.decode else 'Time of a run'}</h2>"
+        yield from _plot(ran, unit, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
         yield "<h2>Peak memory</h2>"
-        yield from _plot(ran, "MiB", lambda timing: timing.memory / MIB, None)
-        yield from _table(ran)
-    for measure in measured.measures:
-        if measure.fault is not None:
-            yield f"<p>{measure.length} tokens: the model does not run: {escape(measure.fault)}</p>"
+        yield from _plot(ran, unit, "MiB", lambda timing: timing.memory / MIB, None)
+        yield from _table(ran, unit)
+    for fault in measured.faults:
+        yield f"<p>{escape(fault)}</p>"
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
         f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, batch {measured.batch}, '
@@ -84,34 +83,31 @@ def _link(measured: Benchmark, place: Path | None) -> str:
     return f"; <a href='{escape(quote(page.name))}'>{escape(page.name)}</a> shows them"
 
 
-def _verdict(measured: Benchmark, ran: Sequence[Measure]) -> str:
+def _verdict(ran: Sequence[Measure], unit: str) -> str:
     if not ran:
         return "No length could be measured."
     best = max(ran, key=lambda measure: measure.ratio or 0.0)
-    if measured.report.count("fused"):
-        return f"{best.ratio:.2f} times as fast at {best.length:,} tokens"
-    if measured.report.count("already_fused"):
-        return "The model is fused already, so there is nothing to compare."
-    return "Nothing is fused, so both models are the same."
+    return f"{best.ratio:.2f} times as fast at {best.length:,} {unit}"
 
 
 def _plot(
     ran: Sequence[Measure],
     unit: str,
+    of_size: str,
     size: Callable[[Timing], float],
     spread: Callable[[Timing], tuple[float, float]] | None,
 ) -> Iterator[str]:
     """Two bars for each length."""
     yield '<div class="plot">'
     for measure in ran:
-        yield f"<p>{measure.length:,} tokens</p>"
-        percent = LONGEST / max(*map(size, _both(measure)), 1e-9)
-        for kind, timing in zip(("original", "fused"), _both(measure), strict=True):
+        yield f"<p>{measure.length:,} {unit}</p>"
+        percent = LONGEST / max(*map(size, measure.sides), 1e-9)
+        for kind, timing in zip(("original", "fused"), measure.sides, strict=True):
             bar = f'<span class="bar {kind}" style="width:{size(timing) * percent:.2f}%"></span>'
             if spread is not None:
                 low, high = (min(100.0, number * percent) for number in spread(timing))
                 bar += f'<span class="spread" style="left:{low:.2f}%;width:{high - low:.2f}%"></span>'
-            number = f"{_number(size(timing))} {unit}"
+            number = f"{_number(size(timing))} {of_size}"
             yield (
                 f'<div class="row"><span class="model">{kind}</span><span class="track">{bar}</span>'
                 f'<span class="number">{number}</span></div>'
@@ -119,22 +115,17 @@ def _plot(
     yield "</div>"
 
 
-def _table(ran: Sequence[Measure]) -> Iterator[str]:
+def _table(ran: Sequence[Measure], unit: str) -> Iterator[str]:
     yield '<h2>Figures</h2><div class="wide" tabindex="0" role="group" aria-label="Figures"><table><thead><tr>'
-    columns = ("tokens", "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB")
+    columns = (unit, "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB")
     yield from (f"<th scope='col'>{column}</th>" for column in columns)
     yield "</tr></thead><tbody>"
     for measure in ran:
-        both = _both(measure)
+        both = measure.sides
         cells = [f"{_number(each.median)} <small>{_number(each.low)}-{_number(each.high)}</small>" for each in both]
         cells += [f"{measure.ratio:.2f} x", *(f"{each.memory / MIB:,.0f}" for each in both)]
         yield f"<tr><th scope='row'>{measure.length:,}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     yield "</tbody></table></div>"
-
-
-def _both(measure: Measure) -> tuple[Timing, Timing]:
-    assert measure.original is not None and measure.fused is not None
-    return measure.original, measure.fused
 
 
 def _number(value: float) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fa_compiler.comparison.feeds import load_inputs, save_arrays
+from fa_compiler.comparison.feeds import SIZES, load_inputs, random_inputs, save_arrays
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_same, open_for_writing
 from fa_compiler.model_files.reading import LoadedModel
@@ -12,10 +12,10 @@ from fa_compiler.model_files.writing import cannot_write, check_place, staging
 from fa_compiler.running.runtime import Array, Session
 
 
-def check_outputs(outputs: Path, inputs: Path, loaded: LoadedModel) -> None:
+def check_outputs(outputs: Path, inputs: Path | None, loaded: LoadedModel) -> None:
     """Refuse a file of outputs that would overwrite the model, its weights or the inputs. Raises InputError."""
     check_place(outputs, loaded)
-    if is_same(outputs, inputs):
+    if inputs is not None and is_same(outputs, inputs):
         raise InputError(f"{outputs} holds the inputs; choose another name for the outputs")
 
 
@@ -31,16 +31,40 @@ def save_outputs(outputs: Path, arrays: dict[str, Array]) -> None:
         stage.commit()
 
 
-def run_model(loaded: LoadedModel, inputs: Path, outputs: Path, threads: int = 0) -> dict[str, Array]:
-    """Run a model that `load` read from a path, and write its outputs. Returns them by name.
+def run_model(
+    loaded: LoadedModel, inputs: Path | None, outputs: Path | None, threads: int = 0
+) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Run a model that `load` read from a path, and write its outputs. Returns the inputs and the outputs by name.
+
+    Without a file of inputs they are random, of the first sizes of SIZES with which the model runs. Without a place the
+    outputs are not written.
 
     Raises:
         InputError: the model, the inputs or the place of the outputs is at fault; nothing was written.
     """
     assert loaded.path is not None
-    check_outputs(outputs, inputs, loaded)
-    feeds = load_inputs(inputs, loaded.proto)
+    if outputs is not None:
+        check_outputs(outputs, inputs, loaded)
     domains = {opset.domain for opset in loaded.proto.opset_import}
-    arrays = Session(loaded.path, loaded.name, domains, threads=threads).run(feeds)
-    save_outputs(outputs, arrays)
-    return arrays
+    session = Session(loaded.path, loaded.name, domains, threads=threads)
+    if inputs is None:
+        feeds, arrays = _run_random(loaded, session)
+    else:
+        feeds = load_inputs(inputs, loaded.proto)
+        arrays = session.run(feeds)
+    if outputs is not None:
+        save_outputs(outputs, arrays)
+    return feeds, arrays
+
+
+def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array], dict[str, Array]]:
+    """Random inputs with which the model runs, and its outputs. Raises the error of the first sizes if it runs with
+    none."""
+    faults: list[InputError] = []
+    for batch, length in SIZES:
+        try:
+            feeds = random_inputs(loaded.proto, loaded.name, batch=batch, length=length)
+            return feeds, session.run(feeds)
+        except InputError as error:
+            faults.append(error)
+    raise faults[0]

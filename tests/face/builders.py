@@ -107,3 +107,22 @@ def positions() -> onnx.ModelProto:
     table = numpy_helper.from_array(np.zeros((8, 4), np.float32), "table")
     graph = helper.make_graph([helper.make_node("Add", ["x", "table"], ["y"], "add")], "positions", [x], [y], [table])
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def limited(most: int) -> onnx.ModelProto:
+    """`attention` whose queries get positions from a table of `most` rows, as in a BERT."""
+    model = attention()
+    graph = model.graph
+    nodes = [
+        helper.make_node("Shape", ["query"], ["length"], "length", start=2, end=3),
+        helper.make_node("Slice", ["table", "first", "length"], ["places"], "positions"),
+        helper.make_node("Add", ["query", "places"], ["placed"], "embed"),
+    ]
+    for node in graph.node:
+        node.input[:] = ["placed" if name == "query" else name for name in node.input]
+    both = [*nodes, *graph.node]
+    graph.ClearField("node")
+    graph.node.extend(both)
+    weights = {"table": np.ones((most, SIZE), np.float32), "first": np.array([0])}
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in weights.items())
+    return model

@@ -367,7 +367,7 @@ USAGE = {
     "unknown variant": (["registry", "show", "FlashAttentionScore", "--cann", "x"], "'x'"),
     "diff of nothing": (["registry", "diff", "MISSING"], "missing.h"),
     "tolerance": (["verify", "MODEL", "MODEL", "--rtol", "-1"], "--rtol"),
-    "no number": (["verify", "MODEL", "MODEL", "--rtol", "abc"], "abc is not a tolerance"),
+    "no number": (["verify", "MODEL", "MODEL", "--rtol", "abc"], "abc is not a number from 0 upwards"),
 }
 
 

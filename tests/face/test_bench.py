@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
-from fa_compiler.comparison import benchmark
 from fa_compiler.errors import InputError
+from fa_compiler.measuring import benchmark
+from fa_compiler.measuring.figures import Measure
+from fa_compiler.measuring.limits import largest_length
+from fa_compiler.measuring.runs import Runs
 
-from .builders import attention, positions, saved
+from .builders import attention, limited, plain, saved
 
 
 @pytest.fixture
 def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each model takes 3 MiB. What a model really takes is measured in a process of its own, by test_figures: such a
     process imports ONNX Runtime and takes a second."""
-    monkeypatch.setattr(benchmark._Pair, "_memory", lambda self, path: 3 << 20)
+    monkeypatch.setattr(Runs, "_memory", lambda self, path: 3 << 20)
+
+
+def outputs_probabilities() -> onnx.ModelProto:
+    """Attention that is declined: its probabilities are an output."""
+    model = attention()
+    model.graph.output.append(helper.make_tensor_value_info("probs", TensorProto.FLOAT, ["batch", 4, "seq", "seq"]))
+    return model
 
 
 def test_figures() -> None:
@@ -46,18 +61,95 @@ def test_fixed_sizes_are_measured_once() -> None:
 
 
 @pytest.mark.usefixtures("memory_is_known")
-def test_a_length_that_does_not_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The model has positions for 8 tokens."""
-    path = str(saved(positions(), tmp_path / "model.onnx"))
-    assert main(["bench", path, "--lengths", "8,16", "--seconds", "0.01"]) == 0
+def test_the_largest_length_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The model has positions for 12 tokens: those are measured, and no text of ONNX Runtime's is shown."""
+    path = str(saved(limited(12), tmp_path / "model.onnx"))
+    assert main(["bench", path, "--lengths", "8,100,16", "--seconds", "0.01"]) == 0
     shown = capsys.readouterr().out
-    assert "16 tokens: the model does not run: " in shown
-    assert "0 of 0 attentions fused" in shown
-    assert main(["bench", path, "--lengths", "8,16", "--seconds", "0.01", "--json"]) == 0
+    assert "100 and 16 tokens: the model takes at most 12 tokens" in shown
+    assert "1 of 1 attentions fused" in shown
+    assert "ONNXRuntimeError" not in shown and "Status" not in shown
+    assert main(["bench", path, "--lengths", "100", "--seconds", "0.01", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
+    assert told["most_tokens"] == 12
+    assert [each["length"] for each in told["measures"]] == [12, 100]
     assert told["measures"][0]["ratio"] > 0
-    assert told["measures"][1]["fault"]
     assert told["measures"][1]["original"] is None
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_default_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmark, "LENGTHS", (4, 12, 48))
+    measured = fa_compiler.bench(limited(12), seconds=0.01)
+    assert [each.length for each in measured.measured] == [4, 12]
+    assert measured.faults == ("48 tokens: the model takes at most 12 tokens",)
+
+
+def test_the_search_for_the_largest_length() -> None:
+    """It tells a limit from a model that takes multiples only, and knows the length that was measured."""
+    tried: list[int] = []
+
+    def below(limit: int, period: int = 1) -> Callable[[int], bool]:
+        def runs(length: int) -> bool:
+            tried.append(length)
+            return length <= limit and length % period == 0
+
+        return runs
+
+    for limit in (1, 20, 77, 512, 2047):
+        assert largest_length(below(limit), [], 2048) == limit
+    tried.clear()
+    assert largest_length(below(512), [128, 512], 2048) == 512
+    assert tried[0] == 513 and len(tried) <= 6
+    assert largest_length(below(0), [], 2048) is None
+    assert largest_length(below(4096, 14), [], 2048) is None
+    assert largest_length(below(4096, 32), [128], 500) is None
+
+
+@pytest.mark.parametrize(
+    "model, why",
+    [
+        (plain, "has no attention"),
+        (lambda: fa_compiler.optimize(attention()).model, "is fused already; give the model from which it was made"),
+        (outputs_probabilities, "has no attention that is fused; fa-compiler inspect --explain says why"),
+    ],
+)
+def test_nothing_to_compare(
+    model: Callable[[], onnx.ModelProto], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(saved(model(), tmp_path / "model.onnx"))
+    assert main(["bench", path, "--lengths", "8"]) == 2
+    seen = capsys.readouterr()
+    assert seen.out == ""
+    assert seen.err == f"fa-compiler: error: there is nothing to compare: {path} {why}\n"
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_an_interrupt_keeps_what_is_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, page = str(saved(attention(), tmp_path / "model.onnx")), tmp_path / "gain.html"
+    measure, count = Runs.measure, 0
+
+    def interrupted(self: Runs, length: int, *rest: Any) -> Measure | None:
+        nonlocal count
+        count += 1
+        if count == 2:
+            raise KeyboardInterrupt
+        return measure(self, length, *rest)
+
+    monkeypatch.setattr(Runs, "measure", interrupted)
+    words = ["bench", path, "--lengths", "4,8", "--seconds", "0.01", "--html", str(page)]
+    assert main(words) == 130
+    seen = capsys.readouterr()
+    assert re.search(r"^ 4 +\d", seen.out, re.MULTILINE)
+    assert seen.err == "fa-compiler: error: interrupted; the length that was finished is above\n"
+    assert " times as fast at 4 tokens" in page.read_text()
+    page.unlink()
+    count = 1  # nothing was measured before
+    assert main(words) == 130
+    assert capsys.readouterr().err == "fa-compiler: error: interrupted; nothing was written\n"
+    assert not page.exists()
 
 
 @pytest.mark.usefixtures("memory_is_known")
@@ -87,17 +179,31 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert page.read_text().count("<a href='page.html'>") == links
 
 
-@pytest.mark.usefixtures("memory_is_known")
-def test_a_page_of_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no length runs, and where nothing is fused."""
-    path, page = str(saved(positions(), tmp_path / "model.onnx")), tmp_path / "gain.html"
-    assert main(["bench", path, "--lengths", "16", "--seconds", "0.01", "--html", str(page)]) == 0
-    assert f"wrote {page}\n" in capsys.readouterr().out
-    assert "No length could be measured." in page.read_text()
-    assert main(["bench", path, "--lengths", "8", "--seconds", "0.01", "--html", str(page)]) == 0
-    assert "Nothing is fused" in page.read_text()
+def test_nothing_measured_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It names the node, and leaves no page."""
+    model = limited(12)
+    model.graph.initializer[-2].CopyFrom(numpy_helper.from_array(np.ones((12, 7), np.float32), "table"))
+    path, page = str(saved(model, tmp_path / "model.onnx")), tmp_path / "gain.html"
+    assert main(["bench", path, "--lengths", "8,16", "--html", str(page)]) == 2
+    seen = capsys.readouterr()
+    assert seen.out == "" and seen.err.count("\n") == 1
+    assert "no length could be measured: 8 and 16 tokens: the model does not run: its node 'embed' (Add)" in seen.err
+    assert "Status" not in seen.err
+    assert not page.exists()
     assert main(["bench", path, "--html", path]) == 2
     assert "is the input itself" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_fault_of_the_fused_model_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not taken for a limit of the model."""
+    optimize = benchmark.optimize
+    monkeypatch.setattr(benchmark, "optimize", lambda model, *rest, **options: optimize(limited(8), *rest, **options))
+    measured = fa_compiler.bench(limited(12), [4, 10], seconds=0.01)
+    assert [each.length for each in measured.measured] == [4]
+    (fault,) = measured.faults
+    assert fault == "10 tokens: only the fused model does not run: its node 'embed' (Add) refuses these sizes"
+    assert measured.most is None
 
 
 def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +212,9 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--lengths", "1,a"], "--lengths '1,a' is not of the form 128,512,2048"),
         (["--lengths", "0"], "lengths, batch and threads are numbers from 1 upwards"),
         (["--batch", "-1"], "lengths, batch and threads are numbers from 1 upwards"),
+        (["--seconds", "0"], "0 is not a number above 0"),
+        (["--in-place-caches"], "--in-place-caches goes with --decode"),
+        (["--decode"], "has no caches"),
     ):
         assert main(["bench", path, *words]) == 2
         assert message in capsys.readouterr().err

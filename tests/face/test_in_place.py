@@ -20,9 +20,8 @@ BODY = (
 )
 
 
-@pytest.fixture
-def step(tmp_path: Path) -> Path:
-    """A file with one attention, two caches that grow and a mask for all keys."""
+def decoder() -> onnx.ModelProto:
+    """One attention, two caches that grow and a mask for all keys."""
     sizes = "float[batch,2,seq,8] q, float[batch,2,seq,8] k, float[batch,2,seq,8] v"
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 17]> g ({sizes}, float[batch,2,past,8] past_k, '
@@ -31,7 +30,13 @@ def step(tmp_path: Path) -> Path:
         f"{{ {BODY} }}"
     )
     model.graph.input[5].type.tensor_type.shape.dim[3].dim_param = "past + seq"  # as torch writes it
-    onnx.save(model, tmp_path / "step.onnx")
+    return model
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """A file with the decoder."""
+    onnx.save(decoder(), tmp_path / "step.onnx")
     return tmp_path / "step.onnx"
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
 
-from .builders import attention, plain, saved
+from .builders import attention, limited, plain, positions, saved
 
 
 def inputs(folder: Path, **arrays: np.ndarray) -> str:
@@ -37,6 +37,29 @@ def test_a_model_and_its_fused_form(tmp_path: Path, capsys: pytest.CaptureFixtur
         with np.load(tmp_path / "y.npz") as archive:
             results.append(archive["out"])
     np.testing.assert_allclose(results[0], results[1], rtol=1e-5, atol=1e-6)
+
+
+def test_inputs_are_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without files a first run shows what goes in and what comes out, and writes nothing."""
+    model = str(saved(attention(), tmp_path / "model.onnx"))
+    assert main(["run", model]) == 0
+    shown = capsys.readouterr().out
+    assert "random inputs: query float32 [2, 4, 16, 16], key" in shown
+    assert "out: float32 [2, 4, 16, 16]" in shown and "wrote" not in shown
+    assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
+    assert main(["run", model, "--outputs", str(tmp_path / "y.npz")]) == 0
+    with np.load(tmp_path / "y.npz") as archive:
+        assert archive["out"].shape == (2, 4, 16, 16)
+
+
+def test_made_inputs_have_sizes_that_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A table of 8 positions is added, which the usual 16 tokens do not fit: one token is broadcast."""
+    assert main(["run", str(saved(positions(), tmp_path / "model.onnx"))]) == 0
+    assert "random inputs: x float32 [1, 1, 4]" in capsys.readouterr().out
+    model = limited(12)
+    model.graph.initializer[-2].CopyFrom(numpy_helper.from_array(np.ones((12, 7), np.float32), "table"))
+    assert main(["run", str(saved(model, tmp_path / "model.onnx"))]) == 2
+    assert "fails in ONNX Runtime" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

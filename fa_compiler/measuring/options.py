@@ -8,19 +8,36 @@ from typing import TypedDict
 
 from fa_compiler.passes.answer.option import told
 
+LENGTHS = (128, 512, 2048)
+"""The sizes that are measured by default."""
+CACHED = (512, 2048, 8192)
+"""The numbers of cached keys of a decoder that are measured by default."""
+
 
 def non_negative(text: str) -> float:
     """A number from 0 upwards. Raises ValueError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
+    value = _number(text)
     if not 0.0 <= value < float("inf"):
-        raise ValueError(f"{text} is not a tolerance; give a number from 0 upwards")
+        raise ValueError(f"{text} is not a number from 0 upwards")
     return value
 
 
-def _lengths(given: str | Sequence[int]) -> Sequence[int]:
+def positive(text: str) -> float:
+    """A number above 0. Raises ValueError."""
+    value = _number(text)
+    if not 0.0 < value < float("inf"):
+        raise ValueError(f"{text} is not a number above 0")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return -1.0
+
+
+def _lengths(given: str | Sequence[int] | None) -> Sequence[int] | None:
     if not isinstance(given, str):
         return given
     try:
@@ -33,10 +50,11 @@ def _lengths(given: str | Sequence[int]) -> Sequence[int]:
 class BenchOptions:
     """What `bench` measures. The texts at the fields tell users what an option does."""
 
-    lengths: Sequence[int] = field(
-        default=(128, 512, 2048),
+    lengths: Sequence[int] | None = field(
+        default=None,
         metadata=told(
-            "sizes of the dynamic dimensions but the batch (default 128,512,2048)",
+            "sizes of the dynamic dimensions but the batch (default 128,512,2048); with --decode the numbers of cached "
+            "keys (default 512,2048,8192)",
             details="Lengths that give inputs of the same shapes are measured once.",
             metavar="128,512,2048",
             parse=_lengths,
@@ -47,7 +65,14 @@ class BenchOptions:
         default=None, metadata=told("threads of ONNX Runtime (default: its own)", metavar="N", kind=int)
     )
     seconds: float = field(
-        default=4.0, metadata=told("how long both run at one length (default 4)", metavar="S", kind=non_negative)
+        default=4.0, metadata=told("how long both run at one length (default 4)", metavar="S", kind=positive)
+    )
+    decode: bool = field(
+        default=False,
+        metadata=told(
+            "measure a decoder as it is used: a prompt, then steps of one token behind so many cached keys",
+            details='Also where `assume` has "decode", which leaves the prompt to the original.',
+        ),
     )
 
 
@@ -57,3 +82,4 @@ class BenchKeywords(TypedDict, total=False):
     batch: int
     threads: int | None
     seconds: float
+    decode: bool

@@ -1,0 +1,233 @@
+"""The caches of a decoder, and the input whose rows are its new tokens, as the file of a model tells of them.
+
+    buffer    named in the metadata of `in_place_caches`, whose count of tokens is an input
+              | ScatterND(past, ..) of an input that gives an output; so `shared-caches` leaves a GroupQueryAttention
+    shared    the past and present of a GroupQueryAttention, which may be one buffer or two of different sizes, where
+              nothing else reads the pasts, whose size is then the buffer's
+    kept      of a decoder with the input SWITCH: an input named as a past of an encoder, and its present: the first run
+              makes it, and no other changes it
+    state     an input and an output named so, of fixed sizes besides the batch: it is replaced, and holds no tokens
+    growing   the past and present of another attention operator
+              | an input named as a past, and the output of the same type named as its present
+              | an input to which a Concat adds rows that make it an output (passes/in_place/caches.py)
+
+The first kind that fits is taken. The tokens of a cache lie along the axis that its operator or Concat tells, else
+along the first open dimension behind the batch, where one with a name of lengths goes before others.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx
+import onnx_ir as ir
+
+from fa_compiler.comparison.buffers import buffers_of
+from fa_compiler.comparison.cache_lengths import GROUP_QUERY, shared_pairs
+from fa_compiler.comparison.masks import is_mask
+from fa_compiler.passes import analyse
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.in_place.caches import candidates, read_cache
+from fa_compiler.passes.ir.nodes import input_of, is_op
+from fa_compiler.protos.subgraphs import all_nodes
+
+OPERATORS = {
+    ("", "Attention"): ((4, 1), (5, 2)),
+    ("ai.onnx", "Attention"): ((4, 1), (5, 2)),
+    ("com.microsoft", "MultiHeadAttention"): ((6, 1), (7, 2)),
+}
+"""Operators with caches that grow: the index of each past, and of its present. Their tokens lie along AXIS."""
+AXIS = 2
+
+TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
+"""Inputs whose rows are the new tokens, whatever else there is."""
+
+NAMES = (
+    ("past_key_values", "present"),
+    ("past", "present"),
+    ("cache_in", "cache_out"),
+    ("input.cache", "output.cache"),
+)
+"""What stands in the name of an input, and in that of the output that continues it."""
+
+SWITCH = "use_cache_branch"
+"""The input of a merged decoder that tells whether there are cached tokens."""
+
+Kind = Literal["buffer", "shared", "kept", "state", "growing"]
+
+
+@dataclass(frozen=True)
+class Cache:
+    """One cache: its input `past` and output `present`, the axis of its tokens, and for a buffer the input `length`
+    that counts the tokens, if there is one."""
+
+    past: str
+    present: str
+    axis: int
+    kind: Kind
+    length: str | None = None
+
+    @property
+    def is_one_buffer(self) -> bool:
+        """Whether past and present are one buffer in a session."""
+        return self.kind in ("buffer", "shared")
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether it has a row for each token."""
+        return self.kind not in ("kept", "state")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The input and the axis that tell how many new tokens a run has; without an axis it is one."""
+
+    input: str
+    axis: int | None
+
+
+def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
+    """The caches of a model, in the order of its inputs. Raises InputError for metadata that name no caches."""
+    found = {each.past: Cache(each.past, each.present, each.axis, "buffer", each.length) for each in buffers_of(model)}
+    given = _given(model)
+    for past, present, axis, kind in (*_of_group_query(model), *_of_operators(model), *_of_names(model)):
+        if past in given and past not in found:
+            found[past] = Cache(past, present, _axis(given[past]) if axis is None else axis, kind)
+    named = any(word in name for name in given if name not in found for word in ("past", "cache"))
+    if named or not found:
+        found |= {cache.past: cache for cache in _of_concats(model) if cache.past not in found}
+    return tuple(found[name] for name in given if name in found)
+
+
+def rows_of(model: onnx.ModelProto, caches: Iterable[Cache]) -> Rows | None:
+    """The input that tells the number of new tokens; None if the model has none."""
+    pasts = {cache.past for cache in caches}
+    others = {
+        name: list(info.type.tensor_type.shape.dim)
+        for name, info in _given(model).items()
+        if name not in pasts and not is_mask(info) and info.type.tensor_type.shape.dim
+    }
+    ordered = [*TOKENS, *(name for name in others if "encoder" not in name.lower()), *others]
+    found = next((name for name in ordered if name in others), None)
+    return None if found is None else Rows(found, _axis_of_rows(found, others[found]))
+
+
+def _axis_of_rows(name: str, dims: list[onnx.TensorShapeProto.Dimension]) -> int | None:
+    """The axis of the new tokens: the first open one behind the batch. A vector of the batch has none."""
+    if name in TOKENS and len(dims) > 1:
+        return 1
+    opened = [axis for axis, dim in enumerate(dims) if not fixed_size(dim)]
+    if len(dims) > 1:
+        return next((axis for axis in opened if axis), None)
+    return 0 if opened and "batch" not in dims[0].dim_param.lower() else None
+
+
+def decoding_sizes(model: onnx.ModelProto, rows: int, past: int | None) -> dict[str, int]:
+    """The sizes of named dimensions in a run of `rows` new tokens behind `past` cached ones, where the caches and the
+    new tokens name them. None leaves the cached tokens open."""
+    given, caches = _given(model), caches_of(model)
+    sizes: dict[str, int] = {}
+    if past is not None:
+        for cache in caches:
+            _name(sizes, given[cache.past], cache.axis, past)
+    found = rows_of(model, caches)
+    if found is not None and found.axis is not None:
+        _name(sizes, given[found.input], found.axis, rows)
+    return sizes
+
+
+def fixed_size(dim: onnx.TensorShapeProto.Dimension) -> int:
+    """The size of a dimension, 0 if it is open. Some exporters write a size as a name."""
+    return int(dim.dim_param) if dim.dim_param.isdecimal() else max(0, int(dim.dim_value))
+
+
+def _name(sizes: dict[str, int], info: onnx.ValueInfoProto, axis: int, size: int) -> None:
+    dims = info.type.tensor_type.shape.dim
+    if axis < len(dims) and re.fullmatch(r"\w[\w.]*", dims[axis].dim_param):
+        sizes.setdefault(dims[axis].dim_param, size)
+
+
+def _given(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
+    weights = {tensor.name for tensor in model.graph.initializer}
+    return {info.name: info for info in model.graph.input if info.name not in weights}
+
+
+def _of_group_query(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
+    pairs = shared_pairs(model)
+    readers = Counter(name for node in all_nodes(model.graph.node) for name in set(node.input))
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == GROUP_QUERY:
+            pasts = [name for name in node.input if name in pairs]
+            alone = all(readers[name] == 1 for name in pasts)
+            for past in pasts:
+                yield past, pairs[past], AXIS, "shared" if alone else "growing"
+
+
+def _of_operators(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
+    inputs, outputs = _given(model), {info.name for info in model.graph.output}
+    for node in model.graph.node:
+        if (node.domain, node.op_type) == ("", "ScatterND") and node.input[0] in inputs and node.output[0] in outputs:
+            yield node.input[0], node.output[0], None, "buffer"
+        for index, result in OPERATORS.get((node.domain, node.op_type), ()):
+            if len(node.input) > index and len(node.output) > result and node.output[result] in outputs:
+                yield node.input[index], node.output[result], AXIS, "growing"
+
+
+def _of_names(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
+    outputs, inputs = {info.name: info for info in model.graph.output}, _given(model)
+    for name, info in inputs.items():
+        type_ = info.type.tensor_type
+        if len(type_.shape.dim) < 3 or (_is_of_encoder(name) and SWITCH not in inputs):
+            continue
+        for words in NAMES:
+            other = outputs.get(name.replace(*words, 1))
+            if other is not None and other.name != name and other.type.tensor_type.elem_type == type_.elem_type:
+                yield name, other.name, None, _kind(info)
+                break
+
+
+def _is_of_encoder(name: str) -> bool:
+    return re.search("encoder|cross", name) is not None
+
+
+def _kind(info: onnx.ValueInfoProto) -> Kind:
+    """The kind of a cache that only its name tells."""
+    if _is_of_encoder(info.name):
+        return "kept"
+    opened = [dim for dim in info.type.tensor_type.shape.dim[1:] if not fixed_size(dim)]
+    return "growing" if opened else "state"
+
+
+def _of_concats(model: onnx.ModelProto) -> Iterator[Cache]:
+    loaded = ir.from_proto(model)
+    info = analyse(loaded)
+    for past in candidates(loaded.graph, info):
+        try:
+            cache = read_cache(past, info)
+        except Decline:
+            continue
+        yield Cache(past.name or "", cache.output.name or "", cache.axis, "growing")
+
+
+def _axis(info: onnx.ValueInfoProto) -> int:
+    dims = info.type.tensor_type.shape.dim
+    opened = [axis for axis, dim in enumerate(dims) if axis and not fixed_size(dim)]
+    lengths = [axis for axis in opened if re.search("past|len|seq|room|total", dims[axis].dim_param.lower())]
+    return (*lengths, *opened, len(dims) - 2)[0]
+
+
+def sizes_of_rows(model: onnx.ModelProto) -> dict[str, list[int]]:
+    """The sizes of the rows that are written into each buffer, -1 where they are open, by the name of its input."""
+    loaded = ir.from_proto(model)
+    info = analyse(loaded)
+    found: dict[str, list[int]] = {}
+    for node in loaded.graph:
+        past, rows = (input_of(node, index) for index in (0, 2)) if is_op(node, "ScatterND") else (None, None)
+        shape = None if rows is None else info.shape(rows)
+        if past is not None and past.name and past.is_graph_input() and shape is not None:
+            found[past.name] = [-1 if size.const is None else size.const for size in shape]
+    return found

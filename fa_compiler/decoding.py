@@ -1,0 +1,389 @@
+"""`DecodingSession`: a decoder in one process, whose session holds the caches."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime as ort
+
+from fa_compiler import op_registry
+from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size, rows_of, sizes_of_rows
+from fa_compiler.comparison.feeds import graph_inputs, random_inputs, typed
+from fa_compiler.comparison.verification import as_file
+from fa_compiler.errors import InputError, one_line
+from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
+from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
+from fa_compiler.model_files.reading import ModelLike, read_proto
+
+Array = npt.NDArray[Any]
+
+LEAST_ROOM = 256
+"""The tokens for which a buffer has room at first, if the caller names no number."""
+
+MADE = frozenset(
+    {
+        SWITCH,
+        *("attention_mask", "position_ids", "cache_position"),
+        *("past_sequence_length", "total_sequence_length", "seqlens_k"),
+    }
+)
+"""Inputs that follow from the number of tokens. A session makes them where the caller gives none."""
+
+
+class DecodingSession:
+    """A decoder in ONNX Runtime, which keeps its caches from one step to the next.
+
+    The model is any decoder with caches, fused or not: with caches in place (`optimize` with `in_place_caches`), with
+    a past and present that may share one buffer (GroupQueryAttention), or with caches that grow. Buffers are bound as
+    past and as present, so that a step writes the new rows only and copies nothing. Caches that grow stay in ONNX
+    Runtime's memory; the model itself copies them in every step.
+
+    Args:
+        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
+        room: the tokens for which buffers have room. A step that needs more is refused. None lets them become twice as
+            large where they are full, which copies them.
+        threads: the number of threads that run an operator; 0 for ONNX Runtime's default.
+        optimise: whether ONNX Runtime optimises the graph.
+
+    Raises:
+        InputError: the model has no caches, ONNX Runtime cannot load it, or the library that it needs was not built.
+    """
+
+    def __init__(self, model: ModelLike, *, room: int | None = None, threads: int = 0, optimise: bool = True) -> None:
+        if room is not None and room < 1:
+            raise InputError(f"a room of {room} tokens holds none; give a number from 1 upwards")
+        with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
+            path = as_file(model, Path(folder) / "model.onnx")
+            proto = read_proto(path)
+            self.name = str(path) if path.parent != Path(folder) else proto.graph.name or "the model"
+            self.caches_by_input: dict[str, Cache] = {cache.past: cache for cache in caches_of(proto)}
+            if not self.caches_by_input:
+                raise InputError(
+                    f"{self.name} has no caches: no input of it is continued by an output, as past_key_values by "
+                    "present; export the decoder with its past, such as optimum's text-generation-with-past"
+                )
+            _check_open(self.name, proto, self.caches_by_input.values())
+            self._session = _session(path, self.name, proto, threads, optimise)
+        self._inputs = {info.name: info for info in graph_inputs(proto)}
+        self._rows = rows_of(proto, self.caches_by_input.values())
+        self._lengths = {cache.length for cache in self.caches_by_input.values() if cache.length is not None}
+        self._has_encoder = any("encoder" in name or "cross" in name for name in self._inputs)
+        self._presents = {cache.present: cache for cache in self.caches_by_input.values()}
+        self._outputs = [output.name for output in self._session.get_outputs()]
+        self._declared = {info.name: info for info in proto.graph.output}
+        self._proto = proto
+        self.room = room
+        self.reset()
+
+    @property
+    def length(self) -> int:
+        """The number of tokens in the caches."""
+        return self._length
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The inputs that a step has to be given."""
+        return tuple(name for name in self._inputs if name not in self.caches_by_input and not self.makes(name))
+
+    def makes(self, name: str) -> bool:
+        """Whether the session makes this input itself, if a step is not given it."""
+        if name in self._lengths:
+            return True
+        return name in MADE and not (name == "attention_mask" and self._has_encoder)
+
+    def reset(self) -> None:
+        """Forget all tokens. The next step begins anew, and may have another batch."""
+        self._length = 0
+        self._batch: int | None = None
+        self._values: dict[str, ort.OrtValue] = {}
+        self._memory: dict[str, Array] = {}
+
+    def step(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """Run the model on new tokens, one or several, and append them to the caches.
+
+        Args:
+            inputs: all inputs but the caches. Those that follow from the number of tokens may be left out: a mask of
+                all tokens (ones), positions, and lengths.
+
+        Returns:
+            The outputs by name, without the caches. bfloat16 is `ml_dtypes.bfloat16`.
+
+        Raises:
+            InputError: the inputs do not fit the model or the caches, the buffers are full, or ONNX Runtime fails. The
+                caches then hold the tokens that they held before.
+        """
+        feeds = self._given(inputs)
+        batch, new = self._sizes(feeds)
+        for name in self._inputs:
+            if name not in feeds and self.makes(name):
+                feeds[name] = self._made(name, batch, new)
+        self._make_room(batch, self._length + new)
+        values = {name: to_ort(array) for name, array in feeds.items()}  # a binding does not keep their memory
+        binding = self._binding(values)
+        try:
+            self._session.run_with_iobinding(binding)
+        except ORT_ERRORS as error:
+            if not self._length:
+                self.reset()  # the caches of another batch may be right
+            raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}") from None
+        found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        for present, cache in self._presents.items():
+            if cache.past not in self._memory and not (cache.kind == "kept" and self._length):
+                self._values[cache.past] = found[present]
+        self._length, self._batch = self._length + new, batch
+        return {name: from_ort(value) for name, value in found.items() if name not in self._presents}
+
+    def _binding(self, feeds: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
+        """A binding of the inputs and the caches, in which a buffer is past and present."""
+        binding = self._session.io_binding()
+        for name, value in (*feeds.items(), *self._values.items()):
+            binding.bind_ortvalue_input(name, value)
+        for name in self._outputs:
+            cache = self._presents.get(name)
+            if cache is not None and cache.past in self._memory:
+                binding.bind_ortvalue_output(name, self._values[cache.past])
+            else:
+                binding.bind_output(name)
+        return binding
+
+    @property
+    def caches(self) -> dict[str, Array]:
+        """Copies of the caches by the names of the inputs: the rows of the tokens that they hold."""
+        return {
+            name: np.array(_rows(from_ort(value), self.caches_by_input[name], self._length))
+            for name, value in self._values.items()
+        }
+
+    def take_caches(self, caches: Mapping[str, npt.ArrayLike]) -> None:
+        """Go on with the caches of another session or model, by the names of this model's inputs.
+
+        Raises:
+            InputError: a cache is missing or does not fit, or the caches hold different numbers of tokens.
+        """
+        arrays: dict[str, Array] = {}
+        for name in self.caches_by_input:
+            if name not in caches:
+                raise InputError(f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})")
+            arrays[name] = typed("the caches", name, np.asarray(caches[name]), self._inputs[name])
+        lengths = {
+            name: array.shape[self.caches_by_input[name].axis]
+            for name, array in arrays.items()
+            if self.caches_by_input[name].has_tokens
+        }
+        if len(set(lengths.values())) > 1:
+            told = ", ".join(f"'{name}' holds {length}" for name, length in lengths.items())
+            raise InputError(f"the caches hold different numbers of tokens: {told}")
+        self.reset()
+        self._length = next(iter(lengths.values()), 0)
+        for name, array in arrays.items():
+            if self.caches_by_input[name].is_one_buffer:
+                self._hold(name, array, max(self._capacity(self._length), self._length))
+            else:
+                self._values[name] = to_ort(np.array(array))
+
+    def rewind(self, length: int) -> None:
+        """Forget the tokens behind the first `length` ones.
+
+        Raises:
+            InputError: the caches hold fewer tokens.
+        """
+        if not 0 <= length <= self._length:
+            raise InputError(f"the caches hold {self._length} tokens, so that {length} of them cannot be kept")
+        if not length:
+            self.reset()
+            return
+        states = [name for name, cache in self.caches_by_input.items() if cache.kind == "state"]
+        if states and length < self._length:
+            raise InputError(
+                f"'{states[0]}' is a state of all tokens, of which none can be forgotten; reset() begins anew"
+            )
+        for name, value in self._values.items():
+            cache = self.caches_by_input[name]
+            if name not in self._memory and cache.has_tokens:
+                self._values[name] = to_ort(np.array(_rows(from_ort(value), cache, length)))
+        self._length = length
+
+    def _given(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The inputs of a caller in the types of the model. Raises InputError."""
+        for name in inputs:
+            if name in self.caches_by_input:
+                raise InputError(f"'{name}' is a cache, which the session holds; take_caches gives it another one")
+            if name not in self._inputs:
+                raise InputError(f"{self.name} takes no input '{name}' (it takes {', '.join(self.inputs)})")
+        missing = [name for name in self.inputs if name not in inputs]
+        if missing:
+            raise InputError(f"{self.name} takes the input '{missing[0]}', which is missing")
+        return {name: typed("the step", name, np.asarray(array), self._inputs[name]) for name, array in inputs.items()}
+
+    def _sizes(self, feeds: Mapping[str, Array]) -> tuple[int, int]:
+        """The batch, and the number of new tokens. Raises InputError for another batch than that of the caches."""
+        rows = self._rows
+        array = None if rows is None else feeds.get(rows.input)
+        if rows is None or array is None:
+            batch, new = 1, 1
+        elif rows.axis is not None and array.ndim <= rows.axis:
+            raise InputError(f"'{rows.input}' has the shape {list(array.shape)}, which has no axis {rows.axis}")
+        else:
+            batch = array.shape[0] if array.ndim > 1 else 1
+            new = 1 if rows.axis is None else array.shape[rows.axis]
+        if not new:
+            raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
+        return batch, new
+
+    def _made(self, name: str, batch: int, new: int) -> Array:
+        """An input that follows from the number of tokens."""
+        info, held, total = self._inputs[name], self._length, self._length + new
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
+        rank = len(info.type.tensor_type.shape.dim)
+        made: Array
+        if name in self._lengths or name == "past_sequence_length":
+            made = np.full([1] * rank, held)
+        elif name == SWITCH:
+            made = np.full([1] * rank, held > 0)
+        elif name == "attention_mask":
+            made = np.ones((batch, total))
+        elif name == "total_sequence_length":
+            made = np.full([1] * rank, total)
+        elif name == "seqlens_k":
+            made = np.full([batch, 1][:rank], total - 1)
+        else:
+            places = np.arange(held, total)
+            made = np.broadcast_to(places, (batch, new)) if rank == 2 else places
+        return np.ascontiguousarray(made.astype(dtype)) if made.ndim else np.asarray(made.astype(dtype))
+
+    def _capacity(self, tokens: int) -> int:
+        """The room of buffers that hold so many tokens. Raises InputError if they are full."""
+        if self.room is not None:
+            if tokens > self.room:
+                raise InputError(
+                    f"the caches have room for {self.room} tokens, and {tokens} are needed: make the session with a "
+                    "larger room, or call reset()"
+                )
+            return self.room
+        room = LEAST_ROOM
+        while room < tokens:
+            room *= 2
+        return room
+
+    def _make_room(self, batch: int, tokens: int) -> None:
+        """Make the caches before the first step, and buffers that are full larger. Raises InputError."""
+        bound = [cache for cache in self.caches_by_input.values() if cache.is_one_buffer]
+        room = self._capacity(tokens) if bound else 0
+        if not self._values:
+            shapes = self._empty_shapes(batch)
+            for name, cache in self.caches_by_input.items():
+                empty = np.zeros(shapes[name], _numpy_type(self._inputs[name]))
+                if cache.is_one_buffer:
+                    self._hold(name, empty, room)
+                else:
+                    self._values[name] = to_ort(empty)
+            return
+        if self._batch not in (None, batch):
+            raise InputError(
+                f"the caches are those of {self._batch} sequences, and the step has {batch}; reset() begins anew"
+            )
+        for cache in bound:
+            memory = self._memory[cache.past]
+            if memory.shape[cache.axis] < tokens:
+                self._hold(cache.past, _rows(memory, cache, self._length), room)
+
+    def _hold(self, name: str, rows: Array, room: int) -> None:
+        """A buffer with these rows, and room for more."""
+        cache = self.caches_by_input[name]
+        fixed = fixed_size(self._inputs[name].type.tensor_type.shape.dim[cache.axis])
+        shape = list(rows.shape)
+        shape[cache.axis] = fixed or room
+        if rows.shape[cache.axis] > shape[cache.axis]:
+            raise InputError(f"the cache '{name}' has room for {fixed} tokens, which the model fixes")
+        memory = np.zeros(shape, rows.dtype)
+        _rows(memory, cache, rows.shape[cache.axis])[...] = rows
+        self._memory[name] = memory
+        self._values[name] = to_ort(memory)
+
+    def _empty_shapes(self, batch: int) -> dict[str, list[int]]:
+        """The shapes of the caches without tokens. Sizes that neither past nor present tells are those of the new rows,
+        or those that the nodes demand."""
+        shapes = {name: self._empty_shape(cache, batch) for name, cache in self.caches_by_input.items()}
+        for found in (self._sizes_of_rows, self._demanded_sizes):
+            if any(-1 in shape for shape in shapes.values()):
+                known = found(batch)
+                shapes |= {name: _filled(shape, known[name]) for name, shape in shapes.items() if name in known}
+        return shapes
+
+    def _sizes_of_rows(self, batch: int) -> Mapping[str, Sequence[int]]:
+        return sizes_of_rows(self._proto)
+
+    def _demanded_sizes(self, batch: int) -> Mapping[str, Sequence[int]]:
+        made = random_inputs(self._proto, self.name, batch=batch, rows=1, past=1, only=self.caches_by_input)
+        return {name: array.shape for name, array in made.items()}
+
+    def _empty_shape(self, cache: Cache, batch: int) -> list[int]:
+        dims = self._inputs[cache.past].type.tensor_type.shape.dim
+        grown = self._declared[cache.present].type.tensor_type.shape.dim
+        sizes = [fixed_size(dim) for dim in dims]
+        if len(grown) == len(dims):
+            sizes = [size or fixed_size(other) for size, other in zip(sizes, grown, strict=True)]
+        sizes = [size or -1 for size in sizes]
+        if sizes[0] < 0 and not set("*+-/") & set(dims[0].dim_param):
+            sizes[0] = batch
+        if cache.kind != "state":
+            sizes[cache.axis] = 0
+        return sizes
+
+
+def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> None:
+    """Raise InputError for a cache that grows, although the model fixes its number of tokens."""
+    sizes = {
+        info.name: [fixed_size(dim) for dim in info.type.tensor_type.shape.dim]
+        for info in (*proto.graph.input, *proto.graph.output)
+    }
+    for cache in caches:
+        past, present = sizes[cache.past], sizes[cache.present]
+        grows = any(size and other and size != other for size, other in zip(past, present, strict=False))
+        if cache.kind == "state" and grows:
+            raise InputError(
+                f"{name} fixes the number of tokens in its cache '{cache.past}' {past}, so that no other step can "
+                "follow; export it with a dynamic axis"
+            )
+
+
+def _session(path: Path, name: str, proto: onnx.ModelProto, threads: int, optimise: bool) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.log_severity_level = 4  # errors come as exceptions
+    options.intra_op_num_threads = threads
+    if not optimise:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        if _needs_library(opset.domain for opset in proto.opset_import):
+            register_custom_ops(options)
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except LibraryNotBuilt as error:
+        raise InputError(f"{name} needs the custom-op library: {one_line(error)}") from None
+    except ORT_ERRORS as error:
+        raise InputError(f"{name} cannot be loaded by ONNX Runtime: {one_line(error)}") from None
+
+
+def _needs_library(domains: Iterable[str]) -> bool:
+    return not set(op_registry.DOMAINS).isdisjoint(domains)
+
+
+def _rows(array: Array, cache: Cache, count: int) -> Array:
+    """A view of the first rows of a cache; a cache without a row for each token is whole."""
+    if not cache.has_tokens:
+        return array
+    return array[(slice(None),) * cache.axis + (slice(count),)]
+
+
+def _filled(shape: Sequence[int], known: Sequence[int]) -> list[int]:
+    """A shape with the known sizes where it has none."""
+    return [other if size < 0 else size for size, other in zip(shape, known, strict=True)]
+
+
+def _numpy_type(info: onnx.ValueInfoProto) -> np.dtype[Any]:
+    return onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)

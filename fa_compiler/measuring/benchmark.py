@@ -1,0 +1,164 @@
+"""`bench`: measures a model and its fused form beside each other in ONNX Runtime, on this machine.
+
+Both run with all of ONNX Runtime's optimisations, in turns: first the one and then the other, then the other way round,
+so that a machine that grows slower or faster does so for both. Memory is the peak of a process of its own for each
+model, which holds the session and runs it twice.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Unpack
+
+from fa_compiler.comparison.verification import as_file
+from fa_compiler.errors import InputError
+from fa_compiler.measuring.figures import BenchInterrupted, Benchmark, Measure
+from fa_compiler.measuring.limits import is_out_of_memory, largest_length
+from fa_compiler.measuring.options import CACHED, LENGTHS, BenchKeywords, BenchOptions
+from fa_compiler.measuring.runs import Runs
+from fa_compiler.measuring.steps import Steps
+from fa_compiler.model_files.reading import ModelLike
+from fa_compiler.passes import Options, Report
+from fa_compiler.passes.answer.option import read_options
+from fa_compiler.passes.answer.options import DECODE
+from fa_compiler.passes.answer.report import Code, Progress
+from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.optimize import optimize
+from fa_compiler.pipeline.options import make_options
+
+
+@takes(BenchKeywords, BenchOptions)
+def bench(
+    model: ModelLike,
+    lengths: Iterable[int] | None = None,
+    *,
+    assume: Iterable[str] = (),
+    in_place_caches: bool = Options.in_place_caches,
+    progress: Progress | None = None,
+    **options: Unpack[BenchKeywords],
+) -> Benchmark:
+    """Measure a model and its fused form beside each other.
+
+    Args:
+        model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
+        lengths: the sizes of dynamic dimensions but the batch (128, 512, 2048), or of a decoder the numbers of cached
+            keys (512, 2048, 8192). Lengths that give inputs of the same shapes are measured once. In the place of
+            lengths that the model refuses, the largest one that it takes is measured.
+        assume: assumptions that you vouch for.
+        in_place_caches: whether the fused model has its caches in place. It goes with `decode`.
+        progress: is told how far it is.
+        **options: the fields of `BenchOptions`.
+
+    Raises:
+        InputError: the model or an option is at fault, nothing of the model is fused, so that there is nothing to
+            compare, or ONNX Runtime cannot load the model.
+        KeyboardInterrupt: as a `BenchInterrupted`, whose `kept` has the lengths that were finished.
+    """
+    words = make_options(assume=assume).assume
+    chosen = _checked(BenchOptions(None if lengths is None else tuple(lengths), **read_options(options, BenchOptions)))
+    decode, threads = chosen.decode or DECODE in words, chosen.threads or 0
+    if in_place_caches and not decode:
+        raise InputError("caches in place are measured as a decoder uses them: --in-place-caches goes with --decode")
+    wanted = list(dict.fromkeys(chosen.lengths or (CACHED if decode else LENGTHS)))
+    with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
+        place = Path(folder)
+        paths = as_file(model, place / "original.onnx"), place / "fused.onnx"
+        report = optimize(model, paths[1], assume=words, in_place_caches=in_place_caches).report
+        _check_fused(report)
+        sessions = partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)
+        found = _Found(sessions(paths=paths, threads=threads, batch=chosen.batch), chosen.seconds, progress)
+        made = Benchmark(report, (), chosen.batch, threads or os.cpu_count() or 1, caches=found.caches, decode=decode)
+        try:
+            found.measure(wanted)
+        except KeyboardInterrupt:
+            raise BenchInterrupted(found.added_to(made)) from None
+        return found.added_to(made)
+
+
+def _checked(options: BenchOptions) -> BenchOptions:
+    """The options. Raises InputError for numbers that cannot be."""
+    numbers = (*(options.lengths if options.lengths is not None else (1,)), options.batch)
+    if len(numbers) < 2 or min(numbers) < 1 or (options.threads is not None and options.threads < 1):
+        raise InputError("lengths, batch and threads are numbers from 1 upwards")
+    if not options.seconds > 0:
+        raise InputError("seconds is a number above 0")
+    return options
+
+
+def _check_fused(report: Report) -> None:
+    """Raise InputError if the original and the result are the same."""
+    if report.count("fused"):
+        return
+    ready = [each for each in report.blocks if each.status == "already_fused" or each.code == Code.READY_MADE]
+    if ready:
+        why = "is fused already; give the model from which it was made"
+    elif report.softmaxes:
+        why = "has no attention that is fused; fa-compiler inspect --explain says why"
+    else:
+        why = "has no attention"
+    raise InputError(f"there is nothing to compare: {report.model or 'the model'} {why}")
+
+
+class _Found:
+    """The measures so far, and the most tokens that the model takes, once a length was too large for it."""
+
+    def __init__(self, runs: Runs | Steps, seconds: float, progress: Progress | None) -> None:
+        self._runs, self._seconds, self._progress = runs, seconds, progress
+        self.measures: list[Measure] = []
+        self.most: int | None = None
+
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """The caches of a decoder that is measured as it is used, by the names of their inputs."""
+        return self._runs.caches
+
+    def added_to(self, made: Benchmark) -> Benchmark:
+        """The benchmark with what was found so far."""
+        return replace(made, measures=tuple(self.measures), most=self.most)
+
+    def measure(self, wanted: Sequence[int]) -> None:
+        """Measure these lengths, and the largest one that runs in the place of those that are too large."""
+        for count, length in enumerate(wanted):
+            self._tell(f"{length} tokens", count, len(wanted))
+            if self.most is not None and length + self._runs.spare > self.most:
+                self.measures.append(Measure(length, fault=self._limit))
+                continue
+            measure = self._measured(length)
+            if measure is not None and measure.fault is not None:
+                self._tell(f"{length} tokens are too many: looking for the most", count, len(wanted))
+                measure = self._judged(measure, wanted)
+            self.measures.extend([] if measure is None else [measure])
+
+    def _measured(self, length: int) -> Measure | None:
+        return self._runs.measure(length, self._seconds, self.measures)
+
+    def _judged(self, measure: Measure, wanted: Sequence[int]) -> Measure:
+        """A measure with a fault that says what is at fault: the length, or a model. If it is the length, the largest
+        one that runs is measured, if it is not among the wanted ones."""
+        error = self._runs.fault(measure.length)
+        if error is None:
+            return replace(measure, fault=f"only the fused model does not run: {measure.fault}")
+        if is_out_of_memory(error):
+            return replace(measure, fault=f"the model does not run: {measure.fault}")
+        ran = [each.length for each in self.measures if each.fault is None]
+        largest = largest_length(lambda length: self._runs.fault(length) is None, ran, measure.length)
+        if largest is None:
+            return replace(measure, fault=f"the model does not run: {measure.fault}")
+        self.most = largest + self._runs.spare
+        if largest not in wanted:
+            own = self._measured(largest)
+            self.measures.extend([] if own is None else [own])
+        return replace(measure, fault=self._limit)
+
+    @property
+    def _limit(self) -> str:
+        return f"the model takes at most {self.most:,} tokens"
+
+    def _tell(self, text: str, count: int, of: int) -> None:
+        if self._progress is not None:
+            self._progress(text, count, of)

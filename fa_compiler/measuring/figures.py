@@ -1,0 +1,270 @@
+"""What `bench` measures: times, memory, and the conditions they were measured under."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+
+from fa_compiler.passes import Report
+from fa_compiler.passes.answer.report import printable
+from fa_compiler.passes.answer.shown import Shown
+
+LEAST_RUNS, MOST_RUNS = 5, 1000
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one model: the median, and between which two of ten runs lie, and its peak memory in bytes."""
+
+    median: float
+    low: float
+    high: float
+    memory: int
+
+    def __str__(self) -> str:
+        """The median in milliseconds, and between which times eight of ten runs lie."""
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f})"
+
+    @staticmethod
+    def of(seconds: Sequence[float], memory: int) -> Timing:
+        """From the seconds of each run."""
+        low, high = np.quantile(seconds, [0.1, 0.9])
+        return Timing(1e3 * statistics.median(seconds), 1e3 * float(low), 1e3 * float(high), memory)
+
+    def to_json(self) -> dict[str, float]:
+        """The figures by name."""
+        return {key: round(value, 4) for key, value in vars(self).items()}
+
+
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""The shape of each input, by name."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """What a decoder did beside the time of its steps.
+
+    `prompt` holds the milliseconds of the prompt in the original and in the fused model; None where it was not timed.
+    `parts` is the number of parts in which it was given, 0 without a prompt.
+    `tokens` were chosen by both, and `same` of them are the same. `largest` is the largest difference of an output,
+    relative to its largest value, and `tolerance` what is allowed.
+    """
+
+    prompt: tuple[float, float] | None
+    tokens: int
+    same: int
+    largest: float
+    tolerance: float
+    parts: int = 0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the outputs agree within the tolerance."""
+        return self.largest <= self.tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        """The figures by name; times are in milliseconds."""
+        names = ("original", "fused")
+        prompt = (
+            None if self.prompt is None else dict(zip(names, (round(each, 4) for each in self.prompt), strict=True))
+        )
+        return {
+            "prompt": prompt,
+            "prompt_parts": self.parts,
+            "tokens": self.tokens,
+            "same_tokens": self.same,
+            "largest_difference": self.largest,
+            "tolerance": self.tolerance,
+        }
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One length: the shapes of the inputs, and what both models took.
+
+    `fault` is the reason why they did not run. `decoded` is there for a decoder: the timings are then those of a step
+    of one token, and `length` is the number of keys that were cached before.
+    """
+
+    length: int
+    shapes: Shapes = ()
+    runs: int = 0
+    original: Timing | None = None
+    fused: Timing | None = None
+    fault: str | None = None
+    decoded: Decoded | None = None
+
+    @property
+    def ratio(self) -> float | None:
+        """How many times as fast the fused model is."""
+        return None if self.original is None or self.fused is None else self.original.median / self.fused.median
+
+    @property
+    def sides(self) -> tuple[Timing, Timing]:
+        """The original and the fused model, of a measure at which both ran."""
+        assert self.original is not None and self.fused is not None
+        return self.original, self.fused
+
+    @property
+    def agreement(self) -> tuple[str, ...]:
+        """Sentences on whether a decoder and its fused form made the same; none for other models."""
+        decoded = self.decoded
+        if decoded is None:
+            return ()
+        tokens = f"{decoded.same} of {decoded.tokens} tokens are the same" if decoded.tokens else "no tokens are chosen"
+        differ = f"outputs differ by {decoded.largest:.2g}, {decoded.tolerance:.2g} is allowed"
+        lines = [f"behind {self.length} keys {tokens}; {differ}"]
+        if decoded.parts > 1:
+            lines.append(f"behind {self.length} keys the prompt was given in {decoded.parts} parts, for want of memory")
+        return tuple(lines)
+
+    def to_json(self, batch: int) -> dict[str, Any]:
+        """The measure by names; a decoder makes a token for each entry of the batch in a step."""
+        sides = {"original": self.original, "fused": self.fused}
+        told: dict[str, Any] = {
+            "length": self.length,
+            "inputs": {name: list(shape) for name, shape in self.shapes},
+            "runs": self.runs,
+            **{side: None if timing is None else timing.to_json() for side, timing in sides.items()},
+            "ratio": self.ratio and round(self.ratio, 4),
+            "fault": self.fault,
+        }
+        if self.decoded is not None:
+            speeds = {side: round(1e3 * batch / timing.median, 2) for side, timing in sides.items() if timing}
+            told["decoded"] = {"tokens_per_second": speeds, **self.decoded.to_json()}
+        return told
+
+
+@dataclass(frozen=True)
+class Benchmark(Shown):
+    """The measures, and the conditions they were made under.
+
+    `report` tells what was fused. `most` is the number of tokens that the model takes at most, if a length is larger.
+    `caches` are those of a decoder, by the names of their inputs.
+    """
+
+    report: Report
+    measures: tuple[Measure, ...]
+    batch: int
+    threads: int
+    runtime: str = ort.__version__
+    most: int | None = None
+    decode: bool = False
+    caches: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> tuple[Measure, ...]:
+        """The measures of lengths at which both models ran."""
+        return tuple(each for each in self.measures if each.original is not None and each.fused is not None)
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        """One sentence for each reason why lengths were not measured."""
+        lengths: dict[str, list[str]] = {}
+        for each in self.measures:
+            if each.fault is not None:
+                lengths.setdefault(each.fault, []).append(str(each.length))
+        return tuple(f"{_joined(each)} tokens: {fault}" for fault, each in lengths.items())
+
+    def to_json(self) -> dict[str, Any]:
+        """The benchmark in schema 1; times are in milliseconds, memory in bytes."""
+        return {
+            "schema": 1,
+            "model": self.report.model,
+            "onnxruntime": self.runtime,
+            "batch": self.batch,
+            "threads": self.threads,
+            "fused": self.report.count("fused"),
+            "attentions": self.report.softmaxes,
+            "decode": self.decode,
+            "caches": list(self.caches),
+            "most_tokens": self.most,
+            "measures": [each.to_json(self.batch) for each in self.measures],
+        }
+
+    @property
+    def conditions(self) -> str:
+        """What was measured with, and what the figures are."""
+        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
+        how = "medians of runs in turns, in brackets where eight of ten runs lie"
+        if self.decode:
+            how = "by the median step, in turns; in brackets where eight of ten steps lie"
+        return (
+            f"onnxruntime {self.runtime} with all its optimisations, batch {self.batch}, {threads}; {how}; "
+            "memory is the peak of a process that runs the model"
+        )
+
+    @property
+    def _rows(self) -> list[list[str]]:
+        return self._decoder_rows if self.decode else self._run_rows
+
+    @property
+    def _run_rows(self) -> list[list[str]]:
+        rows = [["tokens", "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB"]]
+        for measure in self.measured:
+            sides = measure.sides
+            memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
+            rows.append([str(measure.length), *map(str, sides), f"{measure.ratio:.2f} x", *memory])
+        return rows
+
+    @property
+    def _decoder_rows(self) -> list[list[str]]:
+        """Tokens a second, of all batch entries, and the time of the prompt."""
+        prompts = any(measure.decoded and measure.decoded.prompt for measure in self.measured)
+        prompt = ["original, prompt ms", "fused, prompt ms"] if prompts else []
+        headings = ["cached keys", "original, tokens/s", "fused, tokens/s", "faster"]
+        rows = [[*headings, *prompt, "original, MiB", "fused, MiB"]]
+        for measure in self.measured:
+            assert measure.decoded is not None
+            sides = measure.sides
+            speeds = [f"{1e3 * self.batch / side.median:,.0f} ({side.low:.2f}-{side.high:.2f} ms)" for side in sides]
+            times = [f"{time:,.0f}" for time in measure.decoded.prompt or ()] or ["", ""]
+            memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
+            shown = times if prompts else []
+            rows.append([str(measure.length), *speeds, f"{measure.ratio:.2f} x", *shown, *memory])
+        return rows
+
+    @property
+    def _lines(self) -> list[str]:
+        report = self.report
+        lines = [*self.faults, *(line for measure in self.measured for line in measure.agreement)]
+        lines.append(f"{report.model}: {report.count('fused')} of {report.softmaxes} attentions fused")
+        if self.caches:
+            first, *others = self.caches
+            lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))
+        lines += [str(cache) for cache in report.caches if cache.reason is not None]
+        return [*map(printable, lines), self.conditions]
+
+
+class BenchInterrupted(KeyboardInterrupt):
+    """Ctrl-C in a benchmark. `kept` has the lengths that were finished."""
+
+    def __init__(self, kept: Benchmark) -> None:
+        super().__init__()
+        self.kept = kept
+
+
+def timed(call: Callable[[], object]) -> float:
+    """The seconds of a call."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def turns() -> Iterator[tuple[int, int]]:
+    """The order of the two models in each turn: one first and then the other, so that a machine that grows slower or
+    faster does so for both."""
+    while True:
+        yield 0, 1
+        yield 1, 0
+
+
+def _joined(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,395 @@
+"""Decoders: their caches are found, a session holds them, and `bench` and `verify` run them as they are used."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+import fa_compiler
+from fa_compiler.command_line.main import main
+from fa_compiler.comparison.decoder import Cache, Rows, caches_of, rows_of
+from fa_compiler.errors import InputError
+from fa_compiler.measuring import benchmark, steps
+from fa_compiler.measuring.limits import foreseen
+from tests.graphs import harness
+
+from . import genai
+from .builders import attention, plain, saved
+from .test_in_place import decoder as named_otherwise
+from .test_merged_decoder import merged
+
+LLAMA, GPT2, T5, ONE_TOKEN = (
+    "llama_past__tsn_eager_op14",
+    "gpt2_past__tsn_eager_op17",
+    "t5_decpast__tsn_eager_op14",
+    "llama_past__dynamon_sdpa_op20",
+)
+DOCS = Path(__file__).parents[2] / "docs" / "decoding.md"
+
+
+@pytest.fixture
+def memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each model takes 3 MiB; test_the_memory_of_a_decoder starts the process."""
+    monkeypatch.setattr(steps.Steps, "_memory", lambda self, side, length, part: (3 + length * length) << 20)
+
+
+@pytest.mark.parametrize(
+    "model, cache, rows",
+    [
+        (lambda: harness.load(LLAMA), Cache("past_key_0", "present_key_0", 2, "growing"), Rows("input_ids", 1)),
+        (
+            lambda: harness.load(T5),
+            Cache("past_self_key_0", "present_key_0", 2, "growing"),
+            Rows("decoder_input_ids", 1),
+        ),
+        (
+            lambda: genai.Decoder().model,
+            Cache("past_key_values.0.key", "present.0.key", 2, "shared"),
+            Rows("input_ids", 1),
+        ),
+        (
+            lambda: genai.Decoder(group_query=False).model,
+            Cache("past_key_values.0.key", "present.0.key", 2, "growing"),
+            Rows("input_ids", 1),
+        ),
+        (named_otherwise, Cache("past_k", "new_k", 2, "growing"), Rows("q", 2)),
+        (
+            lambda: fa_compiler.optimize(named_otherwise(), in_place_caches=True).model,
+            Cache("past_k", "new_k", 2, "buffer", "cache_length"),
+            Rows("q", 2),
+        ),
+        (
+            lambda: fa_compiler.optimize(genai.Decoder().model, assume=["shared-caches"]).model,
+            Cache("past_key_values.0.key", "present.0.key", 2, "buffer"),
+            Rows("input_ids", 1),
+        ),
+    ],
+)
+def test_caches_are_found(model: Any, cache: Cache, rows: Rows) -> None:
+    proto = model()
+    found = caches_of(proto)
+    assert found[0] == cache
+    assert rows_of(proto, found) == rows
+
+
+def test_sizes_that_are_written_as_names() -> None:
+    """An exporter writes ['batch', '2', 'past', '16']: the tokens lie along the open axis."""
+    model = harness.load(LLAMA)
+    for info in model.graph.input[3:]:
+        dims = info.type.tensor_type.shape.dim
+        dims[1].dim_param, dims[2].dim_param, dims[3].dim_param = "2", "s54", "16"
+    assert {cache.axis for cache in caches_of(model)} == {2}
+    assert fa_compiler.DecodingSession(model).step({"input_ids": [[1, 2]]})["logits"].shape == (1, 2, 99)
+
+
+def test_a_past_whose_size_is_read_is_no_buffer() -> None:
+    """The room of a buffer would be taken for its tokens."""
+    model = genai.Decoder().model
+    model.graph.node.append(helper.make_node("Shape", ["past_key_values.0.key"], ["size"]))
+    kinds = {cache.past: cache.kind for cache in caches_of(model)}
+    assert kinds == {
+        **dict.fromkeys(("past_key_values.0.key", "past_key_values.0.value"), "growing"),
+        **dict.fromkeys(("past_key_values.1.key", "past_key_values.1.value"), "shared"),
+    }
+
+
+def recurrent(grows: int = 0) -> onnx.ModelProto:
+    """A sum of all tokens so far is a state of fixed size. With `grows` it is declared to be larger behind a step."""
+    return onnx.parser.parse_model(
+        f'<ir_version: 8, opset_import: ["": 17]> g (float[batch,seq,4] x, float[batch,1,4] past_sum) => '
+        f"(float[batch,1,4] y, float[batch,{1 + grows},4] present_sum) <int64[1] tokens = {{1}}> "
+        "{ new = ReduceSum<keepdims=1>(x, tokens) present_sum = Add(past_sum, new) y = Mul(present_sum, present_sum) }"
+    )
+
+
+def test_a_state_is_replaced() -> None:
+    session = fa_compiler.DecodingSession(recurrent())
+    assert [cache.kind for cache in session.caches_by_input.values()] == ["state"]
+    for count in (1, 3, 4):
+        rows = 1 if count != 3 else 2
+        found = session.step({"x": np.ones((2, rows, 4), np.float32)})["y"]
+        np.testing.assert_array_equal(found, np.full((2, 1, 4), count**2))
+    assert session.caches["past_sum"].shape == (2, 1, 4)
+    with pytest.raises(InputError, match="'past_sum' is a state of all tokens, of which none can be forgotten"):
+        session.rewind(2)
+    other = fa_compiler.DecodingSession(recurrent())
+    other.take_caches(session.caches)
+    assert other.step({"x": np.ones((2, 1, 4), np.float32)})["y"][0, 0, 0] == 25
+    with pytest.raises(InputError, match=r"fixes the number of tokens in its cache 'past_sum' \[0, 1, 4\]"):
+        fa_compiler.DecodingSession(recurrent(1))
+
+
+def test_what_an_encoder_gives_is_kept() -> None:
+    kinds = {cache.past: cache.kind for cache in caches_of(merged())}
+    assert kinds == {
+        **dict.fromkeys(("past_decoder_key", "past_decoder_value"), "growing"),
+        **dict.fromkeys(("past_encoder_key", "past_encoder_value"), "kept"),
+    }
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "original": {},
+    "fused": {},
+    "in place": {"in_place_caches": True},
+    "shared": {"assume": ["shared-caches"]},
+    "separate": {"assume": ["separate-caches"]},
+}
+
+
+def test_arrays_of_any_order() -> None:
+    """They are copied where they are not in C's order, and the copy lives as long as the run."""
+    session, other = (fa_compiler.DecodingSession(harness.load(LLAMA)) for _ in range(2))
+    for seed in range(20):
+        ids = np.random.default_rng(seed).integers(0, 99, (3, 64))
+        found = session.step({"input_ids": np.asfortranarray(ids)})["logits"]
+        np.testing.assert_array_equal(found, other.step({"input_ids": ids})["logits"])
+        session.reset()
+        other.reset()
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", [LLAMA, "genai", "merged"])
+def test_steps_are_those_of_one_run(name: str, form: str) -> None:
+    """A prompt of several tokens and then one at a time, against the whole sequence at once: the same logits."""
+    model = {"genai": lambda: genai.Decoder().model, "merged": merged}.get(name, lambda: harness.load(name))()
+    changed = model if form == "original" else fa_compiler.optimize(model, **FORMS[form]).model
+    ids = np.random.default_rng(0).integers(0, 40, (1 if name == "genai" else 2, 9))
+    more = {"encoder": np.ones((2, 5, 16), np.float32)} if name == "merged" else {}
+    whole = fa_compiler.DecodingSession(model).step({"input_ids": ids, **more})["logits"]
+    session = fa_compiler.DecodingSession(changed)
+    assert session.inputs == ("input_ids", *more)
+    parts = [session.step({"input_ids": ids[:, :5], **more})["logits"]]
+    parts += [session.step({"input_ids": ids[:, at : at + 1], **more})["logits"] for at in range(5, 9)]
+    np.testing.assert_allclose(np.concatenate(parts, 1), whole, rtol=0, atol=2e-5)
+    assert session.length == 9
+
+
+def test_buffers_stay_where_they_are_and_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step writes into the buffer that is bound; a full one is copied into one of twice the size."""
+    monkeypatch.setattr("fa_compiler.decoding.LEAST_ROOM", 4)
+    original = harness.load(LLAMA)
+    session = fa_compiler.DecodingSession(fa_compiler.optimize(original, in_place_caches=True).model)
+    other = fa_compiler.DecodingSession(original)
+    rooms, places = [], []
+    for token in range(9):
+        step = {"input_ids": [[token]]}
+        np.testing.assert_allclose(session.step(step)["logits"], other.step(step)["logits"], rtol=0, atol=2e-5)
+        rooms.append(session._memory["past_key_0"].shape[2])
+        places.append(session._values["past_key_0"].data_ptr())
+    assert rooms == [4] * 4 + [8] * 4 + [16]
+    assert len(set(places[:4])) == len(set(places[4:8])) == 1
+    for name, array in session.caches.items():
+        assert array.shape[2] == 9
+        np.testing.assert_allclose(array, other.caches[name], rtol=0, atol=2e-5)
+
+
+def test_a_full_room_is_refused() -> None:
+    model = fa_compiler.optimize(harness.load(LLAMA), in_place_caches=True).model
+    session = fa_compiler.DecodingSession(model, room=4)
+    session.step({"input_ids": [[1, 2, 3]]})
+    with pytest.raises(InputError, match="room for 4 tokens, and 5 are needed: make the session with a larger room"):
+        session.step({"input_ids": [[1, 2]]})
+    assert session.length == 3
+    session.step({"input_ids": [[1]]})
+    assert session.length == 4
+
+
+@pytest.mark.parametrize("form", ["original", "in place"])
+def test_rewind_and_take_caches(form: str) -> None:
+    """After a rewind the same token gives the same again, and the caches of one session serve another one."""
+    model = (
+        fa_compiler.optimize(harness.load(LLAMA), **FORMS[form]).model if form != "original" else harness.load(LLAMA)
+    )
+    session, other = (fa_compiler.DecodingSession(model) for _ in range(2))
+    session.step({"input_ids": [[1, 2, 3]]})
+    first = session.step({"input_ids": [[4]]})["logits"]
+    session.step({"input_ids": [[5]]})
+    session.rewind(3)
+    other.take_caches(session.caches)
+    for each in (session, other):
+        assert each.length == 3
+        np.testing.assert_allclose(each.step({"input_ids": [[4]]})["logits"], first, rtol=0, atol=1e-6)
+    with pytest.raises(InputError, match="hold 4 tokens, so that 5 of them cannot be kept"):
+        session.rewind(5)
+    with pytest.raises(InputError, match="the caches lack 'past_value_0'"):
+        session.take_caches({"past_key_0": session.caches["past_key_0"]})
+    session.rewind(0)
+    session.step({"input_ids": [[1], [2]]})  # another batch
+
+
+@pytest.mark.parametrize(
+    "inputs, said",
+    [
+        ({}, "takes the input 'input_ids', which is missing"),
+        ({"ids": [[1]]}, r"takes no input 'ids' \(it takes input_ids\)"),
+        ({"input_ids": [[1]], "past_key_0": [0]}, "'past_key_0' is a cache, which the session holds"),
+        ({"input_ids": [[1.5]]}, "input 'input_ids' is float64, but the model takes int64"),
+        ({"input_ids": 1}, "has no axis 1"),
+        ({"input_ids": np.zeros((1, 0), np.int64)}, "the step has no tokens"),
+        ({"input_ids": [[1], [2]]}, "the caches are those of 1 sequences, and the step has 2; reset"),
+        ({"input_ids": [[10**6]]}, "fails in ONNX Runtime"),
+    ],
+)
+def test_faults_of_a_step(inputs: Mapping[str, Any], said: str) -> None:
+    session = fa_compiler.DecodingSession(harness.load(LLAMA))
+    session.step({"input_ids": [[1, 2]]})
+    with pytest.raises(InputError, match=said):
+        session.step(inputs)
+    assert session.length == 2
+
+
+def test_faults_of_a_session(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"model.onnx has no caches: .* export the decoder with its past"):
+        fa_compiler.DecodingSession(saved(attention(), tmp_path / "model.onnx"))
+    with pytest.raises(InputError, match="a room of 0 tokens"):
+        fa_compiler.DecodingSession(harness.load(LLAMA), room=0)
+
+
+def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's first program chooses the tokens that the original would."""
+    monkeypatch.chdir(tmp_path)
+    saved(harness.load(LLAMA), Path("decoder.onnx"))
+    text = DOCS.read_text()
+    (block,) = re.findall(r"```python\n(.*?DecodingSession.*?)```", text, re.DOTALL)
+    found: dict[str, Any] = {}
+    exec(block, found)
+    session, chosen = fa_compiler.DecodingSession("decoder.onnx"), []
+    logits = session.step({"input_ids": found["prompt"]})["logits"]
+    for _ in range(len(found["tokens"])):
+        chosen.append(int(logits[0, -1].argmax()))
+        logits = session.step({"input_ids": [[chosen[-1]]]})["logits"]
+    assert found["tokens"] == chosen
+
+
+@pytest.mark.usefixtures("memory_is_known")
+@pytest.mark.parametrize("name", [LLAMA, ONE_TOKEN, T5])
+def test_a_decoder_is_measured(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each model's prompt and steps, in place; a model of one token in each run has no prompt."""
+    path = str(saved(harness.load(name), tmp_path / "model.onnx"))
+    words = ["bench", path, "--decode", "--in-place-caches", "--lengths", "8,24", "--seconds", "0.01"]
+    assert main(words) == 0
+    shown = capsys.readouterr().out
+    assert "original, tokens/s" in shown
+    assert "behind 24 keys 32 of 32 tokens are the same; outputs differ by " in shown
+    assert ("prompt ms" in shown) == (name == LLAMA)
+    assert main([*words, "--json", "--html", str(tmp_path / "gain.html")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["decode"] is True
+    for each in told["measures"]:
+        assert next(iter(each["inputs"].values())) == [1, 1]
+        decoded = each["decoded"]
+        assert decoded["same_tokens"] == decoded["tokens"] == 32
+        assert decoded["largest_difference"] <= decoded["tolerance"]
+        speed = decoded["tokens_per_second"]["fused"]
+        assert speed == pytest.approx(1e3 / each["fused"]["median"], rel=0.01)
+        assert (decoded["prompt"] is not None) == (name == LLAMA)
+    page = (tmp_path / "gain.html").read_text()
+    assert "Time of a step of one token" in page and "24 cached keys" in page
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_default_numbers_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """GPT-2 has 64 positions, of which the measurement needs 32."""
+    monkeypatch.setattr(benchmark, "CACHED", (8, 40, 512))
+    measured = fa_compiler.bench(harness.load(GPT2), decode=True, seconds=0.01)
+    assert [each.length for each in measured.measured] == [8, 32]
+    assert measured.faults == ("40 and 512 tokens: the model takes at most 64 tokens",)
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_prompt_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lengths 4 and 8 take 19 and 67 MiB, so that 16 will take 259: too much. The memory is not asked for."""
+    monkeypatch.setattr(steps, "free_memory", lambda: 200 << 20)
+    monkeypatch.setattr(steps, "PART", 6)
+    path = str(saved(harness.load(LLAMA), tmp_path / "model.onnx"))
+    assert main(["bench", path, "--decode", "--lengths", "4,8,16", "--seconds", "0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert "behind 16 keys 32 of 32 tokens are the same" in shown
+    assert "behind 16 keys the prompt was given in 3 parts, for want of memory" in shown
+    assert "behind 8 keys the prompt was" not in shown
+    *_, eight, sixteen = (line.split() for line in shown.splitlines() if re.match(r" (8|16) ", line))
+    assert eight[-2:] == ["67", "67"] and sixteen[-2:] == ["259", "259"]
+    assert len(eight) == len(sixteen) + 2  # the times of the prompt
+    assert "caches: past_key_0 and 3 more" in shown
+
+
+def test_foreseen_memory() -> None:
+    assert foreseen([], 16) == foreseen([(4, 100)], 16) == 0
+    assert foreseen([(8, 164), (4, 116)], 16) == 356  # 100 bytes, and the square of the length
+    assert foreseen([(4, 120), (8, 119)], 16) == 119
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_bench_keeps_the_assumption(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `decode` the fused model never gets more than one token."""
+    given: list[tuple[bool, int]] = []
+    step = fa_compiler.DecodingSession.step
+
+    def seen(self: fa_compiler.DecodingSession, inputs: Mapping[str, Any]) -> Any:
+        given.append((self.name.endswith("fused.onnx"), np.shape(inputs["input_ids"])[1]))
+        return step(self, inputs)
+
+    monkeypatch.setattr(fa_compiler.DecodingSession, "step", seen)
+    (only,) = fa_compiler.bench(harness.load(LLAMA), [8], assume=["decode"], seconds=0.01).measures
+    assert only.decoded is not None and only.decoded.prompt is None and only.decoded.same == 32
+    assert {rows for fused, rows in given if fused} == {1}
+    assert (False, 8) in given
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_difference_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fused model that computes something else chooses other tokens: exit code 1."""
+    optimize = benchmark.optimize
+
+    def wrong(model: Any, place: Path, **options: Any) -> Any:
+        result = optimize(model, place, **options)
+        changed = onnx.load(place)
+        weight = next(each for each in changed.graph.initializer if len(each.dims) == 2 and min(each.dims) > 8)
+        array = numpy_helper.to_array(weight)
+        weight.CopyFrom(numpy_helper.from_array(-array, weight.name))
+        onnx.save(changed, place)
+        return result
+
+    monkeypatch.setattr(benchmark, "optimize", wrong)
+    path = str(saved(harness.load(LLAMA), tmp_path / "model.onnx"))
+    assert main(["bench", path, "--decode", "--lengths", "8", "--seconds", "0.01"]) == 1
+    assert "behind 8 keys the outputs differ" in capsys.readouterr().err
+
+
+def test_the_memory_of_a_decoder(tmp_path: Path) -> None:
+    """Measured in a process of its own, which takes the prompt."""
+    (only,) = fa_compiler.bench(harness.load(LLAMA), [8], decode=True, seconds=0.01, in_place_caches=True).measures
+    assert only.original is not None and only.original.memory > 1 << 20
+    assert only.fused is not None and only.fused.memory > 1 << 20
+
+
+@pytest.mark.parametrize("name", [LLAMA, T5])
+def test_verify_keeps_the_assumption(name: str) -> None:
+    """One new token behind 16 cached ones, with a mask for 17."""
+    model = harness.load(name)
+    for options in ({}, {"in_place_caches": True}):
+        fused = fa_compiler.optimize(model, assume=["decode"], **options).model
+        compared = fa_compiler.verify(model, fused, assume=["decode"])
+        assert compared.same
+        tokens = "decoder_input_ids" if name == T5 else "input_ids"
+        assert compared.sizes[tokens] == (2, 1)
+        assert compared.sizes["attention_mask"] == ((2, 16) if name == T5 else (2, 17))
+        past = next(shape for key, shape in compared.sizes.items() if key.startswith("past"))
+        assert past[2] == 16
+
+
+def test_verify_without_caches_keeps_it_too() -> None:
+    """Where a model has no caches, the sequence is the one token."""
+    model = harness.load("gpt2__tsn_eager_op14")
+    assert fa_compiler.verify(model, model, assume=["decode"]).sizes["input_ids"] == (2, 1)
+    assert fa_compiler.verify(plain(), plain(), assume=["decode"]).same
