@@ -101,19 +101,19 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 	$(BIN)/python -m tools.compat.check_abi build/hosts build/headers $(HEADERS)
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
-		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering --ignore tests/lowering/ascend; \
+		PYTHONPATH="$(CURDIR)" $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/lowering --ignore tests/lowering/ascend; \
 	done
 	set -e; for version in $(PROVIDER_RUNTIMES); do \
 		echo "the provider in onnxruntime $$version"; \
-		PYTHONPATH=. $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py tests/face/test_plan.py \
+		PYTHONPATH="$(CURDIR)" $(VENV)-$$version/bin/python -m pytest -q -n 2 tests/face/test_provider.py tests/face/test_plan.py \
 			tests/passes/ir/test_signatures.py; \
 	done
 	$(BIN)/python -m tools.compat.check_versions --versions $(OLD_RUNTIMES)
-	PYTHONPATH=. $(VENV)-tools/bin/python -m tools.compat.check_tools
-	PYTHONPATH=. $(VENV)-tools/bin/python -m tools.compat.check_runtimes
-	if [ -d build/hosts/node_modules ]; then PYTHONPATH=. $(BIN)/python -m tools.compat.check_hosts build/hosts/node_modules; fi
-	PYTHONPATH=. $(VENV)-packages/bin/python -m tools.compat.check_packages
-	PYTHONPATH=. $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
+	PYTHONPATH="$(CURDIR)" $(VENV)-tools/bin/python -m tools.compat.check_tools
+	PYTHONPATH="$(CURDIR)" $(VENV)-tools/bin/python -m tools.compat.check_runtimes
+	if [ -d build/hosts/node_modules ]; then PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.compat.check_hosts build/hosts/node_modules; fi
+	PYTHONPATH="$(CURDIR)" $(VENV)-packages/bin/python -m tools.compat.check_packages
+	PYTHONPATH="$(CURDIR)" $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
 	$(MAKE) sweep
 
 # What is in build/sweep already is not made again. SWEEP="--only REGEX" chooses what is judged, and --again REGEX what is
@@ -123,7 +123,7 @@ sweep: $(VENV)/.package $(VENV)-sweep/.sweep $(VENV)-optimum/.sweep $(VENV)-conv
 	$(VENV)-sweep/bin/python -m tools.sweep.export --state build/sweep
 	$(VENV)-optimum/bin/python -m tools.sweep.export --state build/sweep --collections optimum
 	$(VENV)-convert/bin/python -m tools.sweep.convert --state build/sweep
-	PYTHONPATH=. $(BIN)/python -m tools.sweep.report --state build/sweep --details $(SWEEP)
+	PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.sweep.report --state build/sweep --details $(SWEEP)
 
 clean:
 	rm -rf $(VENV) $(RUNTIMES:%=$(VENV)-%) $(VENV)-tools $(VENV)-packages $(VENV)-mpi $(VENV)-docs $(VENV)-wheels \
