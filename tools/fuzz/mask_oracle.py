@@ -38,6 +38,7 @@ from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
 from fa_compiler.passes.masks.joined_masks import with_masks_separated
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK, FLOAT32_MAX, HUGE
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
+from fa_compiler.passes.masks.mask_terms import aligned
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_like import is_score_like
 from fa_compiler.passes.masks.score_ops import Add, BiasOp, Floor, Scale, Select, Term
@@ -121,7 +122,7 @@ class _Rows:
     def __init__(self, planned: Planned, terms: tuple[Term, ...]) -> None:
         self.planned, self.terms, self.plan = planned, terms, planned.plan
         self.values = planned.planner.values
-        self.numbers = [self._numbers(term) for term in terms]
+        self.numbers = [self._numbers(term) or [0.0] for term in terms]  # nothing is known of a tensor without elements
         dtypes = {self.values.viewer.info.dtype(term.node.outputs[0]) for term in terms}
         self.is_short = bool(dtypes & set(SIXTEEN_BITS))
         self.rng = np.random.default_rng(len(terms))
@@ -219,13 +220,14 @@ class _Rows:
         return x, largest
 
     def _masked_by_terms(self, drawn: Sequence[Array]) -> Array:
-        """Which keys a term masks, in the sense of the user's promise that no row is masked everywhere."""
+        """Which keys a term masks, in the sense of the promise that no row is masked everywhere: such a number at
+        every key, of whatever sign, swallows the scores of the row."""
         masked = np.zeros(drawn[0].shape, np.bool_)
         for term, numbers in zip(self.terms, drawn, strict=True):
             if isinstance(term, Select):
                 masked |= (numbers != 0.0) != term.keep
             elif isinstance(term, Add):
-                masked |= numbers * term.sign <= ASSUMED_MASK
+                masked |= np.abs(numbers) >= -ASSUMED_MASK
         return masked
 
     def _guarded(self, probabilities: Array, scores: Array, drawn: Sequence[Array]) -> Array:
@@ -288,11 +290,19 @@ class _Rows:
                 continue
             own = [index for index, term in enumerate(self.terms) if term.node is step.node and index not in places]
             alike = [index for index in own if isinstance(self.terms[index], type(step))]
+            alike.sort(key=lambda index: not self._reads(step, index))
             filled = [index for index, term in enumerate(self.terms) if term.node is step.node]
             if not alike and not (isinstance(step, Select) and filled):
                 raise _UnreadError(f"no term is {type(step).__name__} of {step.node.name!r}")
             places.append(alike[0] if alike else filled[-1])
         return places
+
+    def _reads(self, step: BiasOp, index: int) -> bool:
+        """Does a step of the bias read the tensor of a term? Terms that were one addend share their node."""
+        term = self.terms[index]
+        if not isinstance(step, Add | Select) or not isinstance(term, Add | Select):
+            return False
+        return aligned(term.operand, self.values.viewer, term.node).base is step.operand.view.base
 
     def _bias(self, drawn: Sequence[Array], excluded: Array) -> Array:
         bias = np.zeros(excluded.shape, np.float32)
@@ -335,6 +345,9 @@ class _Rows:
                 wrong &= ~((np.abs(final) > RANGE_16) & np.isfinite(final)).any(axis=1, keepdims=True)
             if drawn and self._has_no_empty_rows():
                 wrong &= ~self._masked_by_terms(drawn).all(axis=1, keepdims=True)
+            for index in self._masks():
+                if self.planned.planner.never_empty((self.terms[index],)):
+                    wrong &= ~self._excluded(drawn, [index]).all(axis=1, keepdims=True)
         if not wrong.any():
             return ""
         row = int(np.argwhere(wrong)[0][0])
