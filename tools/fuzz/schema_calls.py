@@ -365,9 +365,12 @@ class Call:
         room = held
         if "seqlens_k" in names or "past_sequence_length" in names:
             room = held + s + rng.choice([0, 3, 8]) if rng.random() < 0.7 or self.schema.name in ONE_ROW else held
+        # The rows of the query count behind the past, whether their keys are new or another layer has written them.
+        # Where the total length is less, ONNX Runtime reads a bias beyond its rows.
+        room = room if t else max(room, held + s)
         short = [rng.randint(0, held) if rng.random() < 0.4 else held for _ in range(b)]
         self.before = np.array(short if room > held else [held] * b, np.int64)
-        length = (held if past else 0) + t
+        length = (held if past else 0) + (t or s)
         self.sizes = {
             "B": b, "S": s, "T": t, "P": room, "M": max(16, room + t), "N": n, "K": k, "D": d, "E": e, "L": length,
             "before": held, "I": rng.choice([4, 8]), "Z": 255, "ND": n * d, "KD": k * d, "KE": k * e, "2B": 2 * b,
