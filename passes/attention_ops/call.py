@@ -165,6 +165,12 @@ class OpConverter:
             raise self.decline(Code.RANK, f"{value.name!r} has {len(shape)} dimensions")
         return shape[axis]
 
+    @property
+    def gives_presents(self) -> bool:
+        """Has the operator both outputs for its caches?"""
+        presents = self.node.outputs[1:3]
+        return len(presents) == 2 and all(present.name for present in presents)
+
     def size(self, value: ir.Value, axis: int) -> int | None:
         """One dimension; None where it may differ between runs."""
         return self.dim(value, axis).const

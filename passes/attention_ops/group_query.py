@@ -30,7 +30,8 @@ The other kernel computes a row without a key like any other row. For the rows o
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
 
-Refused besides: sliding_window_cache; norms inside the operator; the score or probability matrix as an output;
+Refused besides: new keys behind a past without present outputs, where ONNX Runtime reads other memory in place of the
+past; caches of another type than the query, unless they are quantised; sliding_window_cache; norms inside the operator; the score or probability matrix as an output;
 query_seqlens, the number of rows of each batch entry that count in a chunk padded on the right: the rows behind them
 are not written to the caches, and their results are not specified.
 """
@@ -73,6 +74,11 @@ def convert(call: OpConverter) -> ConvertedOp:
     sizes = RunSizes.of(call, query, call.required_input(LENGTHS), call.required_input(TOTAL))
     if past is not None and call.size(key, 1) == 0:
         return _convert_without_new(call, query, (key, value), sizes)
+    if past is not None and not call.gives_presents:
+        reason = (
+            "ONNX Runtime's CPU kernel reads other memory in place of a past that has no present_key and present_value"
+        )
+        raise call.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
     caches = None
     if past is not None:
         caches = Caches.of(call, query, sizes, [call.required_input(index) for index in PAST], kv_heads)

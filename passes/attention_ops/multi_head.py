@@ -73,7 +73,7 @@ def convert_decoder(call: OpConverter) -> ConvertedOp:
     """The record of a DecoderMaskedMultiHeadAttention node."""
     if call.input(1) is None or call.input(2) is None:
         raise call.decline(Code.READY_MADE, "query, key and value lie side by side, which ONNX Runtime does not run")
-    cached, shared = _cached(call, call.required_input(1)), int_attr(call.node, "past_present_share_buffer", 0) == 1
+    cached, shared = _cached(call, call.required_input(1)), int_attr(call.node, "past_present_share_buffer", 0) != 0
     not_taken = "which ONNX Runtime's CPU kernel does not take"
     if cached and shared:
         raise call.decline(Code.READY_MADE, f"cached keys are updated, {not_taken}")
@@ -96,7 +96,7 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
     past: tuple[ir.Value, ...] = ()
     if call.input(places.past_key) is not None and call.input(places.past_value) is not None:
         past = call.required_input(places.past_key), call.required_input(places.past_value)
-    if past and not _gives_presents(call):
+    if past and not call.gives_presents:
         reason = "ONNX Runtime's CPU kernel reads beyond the new keys where a past has no present_key and present_value"
         raise call.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
     if length is not None and not past:
@@ -110,12 +110,6 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
     projected = MultiHeadInputs(call, heads, query, key, value, past, mask, addend, length)
     match, keys, values = projected.match(presents=bool(call.presents(key, value)))
     return ConvertedOp(match, call.presents(keys, values))
-
-
-def _gives_presents(call: OpConverter) -> bool:
-    """Has the operator both outputs for its caches?"""
-    presents = call.node.outputs[1:3]
-    return len(presents) == 2 and all(present.name for present in presents)
 
 
 def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tuple[ir.Value, ...]:

@@ -426,6 +426,11 @@ DECODER_REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "buffers of their own": ({**ROOM, "past_present_share_buffer": 0}, "ready_made", "not one buffer"),
     "cached keys that are updated": ({**CACHED, "past_present_share_buffer": 1}, "ready_made", "updated"),
+    "cached keys that are updated, by another number": (
+        {**CACHED, "past_present_share_buffer": 10},
+        "ready_made",
+        "updated",
+    ),
     "several new keys": ({**ROOM, "L": 3, "fixed": True}, "ready_made", "3 rows"),
     "side by side": ({**ROOM, "q": "B 1 48", "k": None, "v": None}, "ready_made", "side by side"),
     "scores": ({**CACHED, "outputs": ("y", "", "", "qk")}, "scores_are_output", "scores"),

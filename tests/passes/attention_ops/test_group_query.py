@@ -221,3 +221,17 @@ def test_caches_of_another_type_and_no_batch(types: str, words: str) -> None:
     result, report = fused(model, "ort", ["separate-caches", "decode"])
     assert [(block.code, words in (block.reason or "")) for block in report.blocks] == [("ready_made", True)]
     assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
+
+
+def test_a_past_without_presents() -> None:
+    """Without room for the caches ONNX Runtime reads other memory in place of the past."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["": 21, "com.microsoft": 1]>
+        g (float[B,1,32] q, float[B,1,16] k, float[B,1,16] v, float[B,2,P,8] pk, float[B,2,P,8] pv, int32[B] lengths,
+           int32 total) => (float[B,1,32] y)
+        { y = com.microsoft.GroupQueryAttention<num_heads=4, kv_num_heads=2>(q, k, v, pk, pv, lengths, total) }"""
+    )
+    _, report = fused(model, "ort", ["separate-caches", "decode"])
+    (block,) = report.blocks
+    assert (block.status, block.code) == ("declined", "ready_made")
+    assert "reads other memory" in (block.reason or "")
