@@ -31,9 +31,10 @@ of their batch entry it moves the window back to that key. A window is therefore
 with a past.
 
 Refused besides: new keys behind a past without present outputs, where ONNX Runtime reads other memory in place of the
-past; caches of another type than the query, unless they are quantised; sliding_window_cache; norms inside the operator; the score or probability matrix as an output;
-query_seqlens, the number of rows of each batch entry that count in a chunk padded on the right: the rows behind them
-are not written to the caches, and their results are not specified.
+past; caches of another type than the query, unless they are quantised; sliding_window_cache; norms inside the
+operator; the score or probability matrix as an output; query_seqlens, the number of rows of each batch entry that
+count in a chunk padded on the right: the rows behind them are not written to the caches, and their results are not
+specified.
 """
 
 from __future__ import annotations
