@@ -51,7 +51,7 @@ SCORES = (-9.0, -1.5, 0.0, 0.75, 12.0)
 """Scores of common size."""
 LARGE = (-math.inf, -3e38, -1e9, -65504.0, -1e4)
 """What an addend may hold that is given to the model and may be a mask."""
-LONGEST, POSITIONS = 4096.0, (2.0**50, 2.0**66)
+LONGEST, POSITIONS = 4096.0, (2.0**50, 2.0**90)
 """Positions and sizes have the interval of int64, also after a slope: an end of this size means a long sequence."""
 MOST_NUMBERS, MOST_CLASSES, MOST_ROWS = 6, 40, 600
 TOLERANCE = 2e-6
@@ -154,7 +154,8 @@ class _Rows:
             low, high = (
                 math.copysign(LONGEST, end) if POSITIONS[0] < abs(end) < POSITIONS[1] else end for end in interval
             )
-            inside = [x for x in (*SCORES, *LARGE[1:]) if low < x < high]
+            counts = LONGEST in (-low, high)
+            inside = [x for x in (*SCORES, *(() if counts else LARGE[1:])) if low < x < high]
             return [low, *inside, *([] if high in (low, math.inf) else [high])]
         if is_score_like(value, self.values.viewer):
             return [*SCORES]
