@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 A = TypeVar("A")
 B = TypeVar("B")
 C = TypeVar("C")
 R = TypeVar("R")
-T = TypeVar("T")
 
 
 @overload
@@ -29,10 +28,3 @@ def if_known(function: Callable[..., Any], *arguments: object) -> Any:
     if any(argument is None for argument in arguments):
         return None
     return function(*arguments)
-
-
-def sole(values: Collection[T] | None) -> T | None:
-    """The only one of some values; None where there are several or none, or where they are unknown."""
-    if values is not None and len(values) == 1:
-        return next(iter(values))
-    return None

@@ -165,11 +165,11 @@ class OpConverter:
             raise self.decline(Code.RANK, f"{value.name!r} has {len(shape)} dimensions")
         return shape[axis]
 
-    @property
-    def gives_presents(self) -> bool:
-        """Has the operator both outputs for its caches?"""
+    def check_presents(self, reason: str) -> None:
+        """Decline a past without both outputs for the caches, for this reason."""
         presents = self.node.outputs[1:3]
-        return len(presents) == 2 and all(present.name for present in presents)
+        if len(presents) < 2 or not all(present.name for present in presents):
+            raise self.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
 
     def size(self, value: ir.Value, axis: int) -> int | None:
         """One dimension; None where it may differ between runs."""

@@ -75,13 +75,11 @@ def convert(call: OpConverter) -> ConvertedOp:
     sizes = RunSizes.of(call, query, call.required_input(LENGTHS), call.required_input(TOTAL))
     if past is not None and call.size(key, 1) == 0:
         return _convert_without_new(call, query, (key, value), sizes)
-    if past is not None and not call.gives_presents:
-        reason = (
-            "ONNX Runtime's CPU kernel reads other memory in place of a past that has no present_key and present_value"
-        )
-        raise call.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
     caches = None
     if past is not None:
+        call.check_presents(
+            "ONNX Runtime's CPU kernel reads other memory in place of a past that has no present_key and present_value"
+        )
         caches = Caches.of(call, query, sizes, [call.required_input(index) for index in PAST], kv_heads)
     if rotated:
         rotary = Rotary.of(call, sizes)

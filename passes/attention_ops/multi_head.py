@@ -96,9 +96,10 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
     past: tuple[ir.Value, ...] = ()
     if call.input(places.past_key) is not None and call.input(places.past_value) is not None:
         past = call.required_input(places.past_key), call.required_input(places.past_value)
-    if past and not call.gives_presents:
-        reason = "ONNX Runtime's CPU kernel reads beyond the new keys where a past has no present_key and present_value"
-        raise call.decline(Code.READY_MADE, reason, "let the operator give present_key and present_value")
+    if past:
+        call.check_presents(
+            "ONNX Runtime's CPU kernel reads beyond the new keys where a past has no present_key and present_value"
+        )
     if length is not None and not past:
         raise call.decline(Code.READY_MADE, "a past has a length, and there is none")
     if length is not None and _cached(call, key):

@@ -81,9 +81,9 @@ def first(items: Iterable[T | None]) -> T | None:
     return next((item for item in items if item is not None), None)
 
 
-def sole(items: Iterable[T]) -> T | None:
-    """The only item; None where there is none, and where there are several."""
-    ahead = list(islice(items, 2))
+def sole(items: Iterable[T] | None) -> T | None:
+    """The only item; None where there is none, where there are several, and where they are unknown."""
+    ahead = [] if items is None else list(islice(items, 2))
     return ahead[0] if len(ahead) == 1 else None
 
 

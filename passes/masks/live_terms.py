@@ -9,7 +9,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.known import sole
+from fa_compiler.passes.ir.nodes import sole
 from fa_compiler.passes.masks.magnitudes import HUGE, LOST_SHARE, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.rounding import reordering_decline

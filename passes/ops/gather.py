@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.known import if_known, sole
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import sole
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.known import sole
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import sole
 from fa_compiler.passes.ops.context import (
     Content,
     Context,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.known import sole
-from fa_compiler.passes.ir.nodes import constant
+from fa_compiler.passes.ir.nodes import constant, sole
 from fa_compiler.passes.ops.numbers import BOOLEAN, PAIRWISE, SETS, ValueSet, set_of
 from fa_compiler.passes.values.analysis import Analysis
 from fa_compiler.passes.values.given_masks import inverted_mask

@@ -10,6 +10,8 @@ values that it reads from outside. An initializer or a Constant as an output is 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -30,8 +32,9 @@ RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "Rando
 """Operators whose result is another one in every run."""
 
 
-def fold(model: ir.Model) -> list[str]:
-    """Replace the outputs of constants by their values, in place; returns the problems of those that have none."""
+def fold(model: ir.Model, origins: Mapping[ir.Node, ir.Node]) -> list[str]:
+    """Replace the outputs of constants by their values, in place; returns the problems of those that have none. A
+    problem of a new node names the node of the model that it stands for, which `origins` holds."""
     problems = []
     for graph in all_graphs(model):
         connected = _connected(graph)
@@ -42,13 +45,15 @@ def fold(model: ir.Model) -> list[str]:
             maker = nodes[-1]
             if any(node.op_type in RANDOM or node.domain not in STANDARD for node in nodes):
                 sentence = f"the output '{output.name}' depends on no input of the graph, so ATC drops it; leave it out"
-                problems.append(problem_at(maker, sentence))
+                problems.append(problem_at(origins.get(maker, maker), sentence))
                 continue
             try:
                 value = _computed(nodes, output, model)
             except Exception as error:  # ONNX Runtime's own, which share no class
                 sentence = f"the output '{output.name}' depends on constants only, and ONNX Runtime does not compute it"
-                problems.append(problem_at(maker, f"{sentence} ({' '.join(str(error).split())[:100]})"))
+                problems.append(
+                    problem_at(origins.get(maker, maker), f"{sentence} ({' '.join(str(error).split())[:100]})")
+                )
                 continue
             _replace(graph, output, value)
             sweep(graph, [maker])

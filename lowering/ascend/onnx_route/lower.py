@@ -76,7 +76,7 @@ def lower(model: ir.Model) -> None:
         _plain_constants(graph)
     if problems := _unsupported(model, info, target, origins):
         raise UnsupportedModel(problems)
-    if problems := constant_outputs.fold(model):
+    if problems := constant_outputs.fold(model, origins):
         raise UnsupportedModel(problems)
     _hoist(model)
     names.make_unique(model, all_graphs(model))
@@ -200,11 +200,11 @@ def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int, origins
     taken = Names.of(graphs)
     for graph in graphs:
         builder = Builder(graph, taken, info)
+        known = set(graph)
         for node in list(graph):
             if node.domain not in STANDARD:
                 continue
             rewrite = Rewrite(node, builder, source)
-            mark = builder.mark
             try:
                 if not parser.takes("", node.op_type, target) and node.op_type in EXPANSIONS:
                     EXPANSIONS[node.op_type](rewrite)
@@ -216,7 +216,12 @@ def _convert(model: ir.Model, info: ShapeInfo, source: int, target: int, origins
                     forms.write_out(rewrite, graph is not model.graph)
             except UnsupportedNode as reason:
                 problems.append(problem_at(node, str(reason)))
-            origins.update(dict.fromkeys(builder.nodes_since(mark), node))
+            # New nodes are at the end of the graph, those that only give a result another name among them.
+            for made in reversed(graph):
+                if made in known:
+                    break
+                origins[made] = node
+                known.add(made)
         if not problems:
             sweep(graph, [node for node in builder.nodes if node.graph is graph])
             restore_order(graph)

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedNode
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import AttrValue, Builder
-from fa_compiler.passes.ir.nodes import input_of, text_attr
+from fa_compiler.passes.ir.nodes import float_attr, input_of, text_attr
 from fa_compiler.passes.ir.surgery import replace_value
 
 INT64 = ir.DataType.INT64
@@ -47,8 +47,7 @@ class Rewrite:
 
     def number(self, name: str, default: float) -> float:
         """A float attribute, or `default`."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_float()
+        return float_attr(self.node, name, default)
 
     def dtype(self, value: ir.Value) -> ir.DataType:
         """The element type of a value. Raises UnsupportedNode if it is unknown."""

@@ -571,6 +571,12 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         "g(float[2,4] x) => (int64[] z) { y = Multinomial<sample_size = 5, dtype = 7>(x) z = Neg(y) }",
         "sample_size 1 only, and it is 5",
     ),
+    "constants that ONNX Runtime does not compute, rewritten": (
+        11,
+        "g(float[2] x) => (double[] y, float[] z) { c = Constant<value = double[2,1,2] {1, 2, 3, 4}>() "
+        "[y] y = Hardmax<axis = 1>(c) z = Neg(x) }",
+        "depends on constants only",
+    ),
     "a sum whose noop_with_empty_axes is 2": (
         13,
         "g(float[2,4] x) => (float[] y) { y = ReduceSum<noop_with_empty_axes = 2>(x) }",
