@@ -20,6 +20,9 @@ settings.register_profile(
 settings.register_profile("explore", settings.get_profile("fa_compiler"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fa_compiler"))
 
+# GNU's readline, which pytest imports, sets this variable for the programs that are started, as pytest-xdist does it.
+os.environ.pop("COLUMNS", None)
+
 # The garbage collector looks at ten thousand tests and all modules again and again otherwise, and finds nothing.
 gc.set_threshold(100_000, 20, 100)
 

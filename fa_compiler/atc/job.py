@@ -59,7 +59,8 @@ class RouteResult:
     ONNX. `fused` are the fused operators as GE operators, for --single-op. `constants` are the known values of their
     inputs, by the name of the operator and of the input. `details` is copied into the report, and `notes` are
     sentences for the user. `cluster` are ATC's options in the place of --model, if there is a model for each rank;
-    `model` then gives only the name of the result.
+    `model` then gives only the name of the result. `before` are the steps that the user takes in the folder before ATC
+    runs, each as a sentence with a small first letter and without a full stop.
     """
 
     model: str
@@ -70,6 +71,7 @@ class RouteResult:
     notes: Sequence[str] = ()
     constants: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
     cluster: Sequence[str] = ()
+    before: Sequence[str] = ()
 
 
 Route = Callable[[Job], RouteResult]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
@@ -56,9 +57,8 @@ def build(job: Job) -> RouteResult:
         (job.folder / PLUGIN).mkdir()
         for name, text in plugin.files(used, job.request.cann).items():
             (job.folder / PLUGIN / name).write_text(text)
-        notes.append(
-            f"ATC needs a plugin for {', '.join(used)}: build and install it first, as {PLUGIN}/README.md says"
-        )
+        step = f"build and install ATC's plugin for {', '.join(used)}, as {PLUGIN}/README.md says"
+        return dataclasses.replace(_written(job, model, fused, notes), before=[step])
     return _written(job, model, fused, notes)
 
 

@@ -114,8 +114,15 @@ def build(job: Job) -> RouteResult:
         f"--shard_model_dir={FOLDER}",
         f"--model_relation_config={RELATION}",
     )
-    lines = [*_lines(report), *notes]
-    return RouteResult(OUTPUT, 1, inputs_of(first), details=details, notes=lines, cluster=words)
+    return RouteResult(
+        OUTPUT,
+        1,
+        inputs_of(first),
+        details=details,
+        notes=[*_lines(report), *notes],
+        before=[f"edit {CLUSTER}: ipaddr, port, node_type and device_id are examples, and only you know your own"],
+        cluster=words,
+    )
 
 
 def _has(soc: str, op_type: str, cann: str | None) -> bool:

@@ -103,13 +103,22 @@ def run(
         words = command(request, built)
         what = built.model if parallel is None else "the models of the ranks"
         title = f"Compiles {what} for {request.soc.name}: an offline model (.om) appears in this folder."
-        _script(folder / SCRIPT, script(title, [words]))
+        _script(folder / SCRIPT, script(title, [words], built.before))
         if request.single_op:
             write_all(built, folder, request)
         (folder / REPORT).write_text(json.dumps(_report(job, built, words), indent=2, ensure_ascii=False) + "\n")
         if loaded.weights is not None:
             loaded.weights.check()
     return report, built
+
+
+def next_steps(output: Path, built: RouteResult) -> list[str]:
+    """What the user does next with a folder that was written, as lines."""
+    last = f"where CANN is installed, run {output / SCRIPT}"
+    if not built.before:
+        return [f"next: {last}"]
+    steps = [*built.before, last]
+    return [f"next, in {output}:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]
 
 
 def check_request(request: Request) -> None:
@@ -160,6 +169,7 @@ def _report(job: Job, built: RouteResult, words: list[str]) -> dict[str, object]
             for entry in built.inputs
         ],
         **built.details,
+        "before": list(built.before),
         "notes": list(built.notes),
         "fusion": job.report.to_json(),
     }

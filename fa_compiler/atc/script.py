@@ -47,16 +47,23 @@ def command(request: Request, built: RouteResult) -> list[str]:
     return [*words, "--log=error"]
 
 
-def script(title: str, commands: Sequence[Sequence[str]]) -> str:
-    """A shell script that runs commands in its own folder. The script's own arguments are passed to the last one."""
+def script(title: str, commands: Sequence[Sequence[str]], before: Sequence[str] = ()) -> str:
+    """A shell script that runs commands in its own folder. The script's own arguments are passed to the last one.
+
+    `before` are steps that the user takes first. The script names them in comments.
+    """
     lines = [shlex.join(words) for words in commands]
     body = "\n".join([*lines[:-1], f'{lines[-1]} "$@"'])
+    steps = "".join(f"# First, {step}.\n" for step in before)
     return f"""\
 #!/bin/sh
 # {title}
-# Written by fa-compiler {__version__}. Needs CANN on the PATH: source its set_env.sh first.
-# Further options of atc may follow.
+{steps}# Written by fa-compiler {__version__}. Further options of atc may follow.
 set -e
 cd "$(dirname "$0")"
+command -v atc >/dev/null || {{
+  echo "error: there is no atc on the PATH: source the set_env.sh of the installed CANN first" >&2
+  exit 1
+}}
 {body}
 """

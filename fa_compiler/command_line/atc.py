@@ -32,7 +32,9 @@ def atc(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         for note in built.notes:
             print(printable(f"note: {note}"))
-        print(printable(f"wrote {args.output}; where CANN is installed run {args.output / run.SCRIPT}"))
+        print(printable(f"wrote {args.output}"))
+        for line in run.next_steps(args.output, built):
+            print(printable(line))
     return OK
 
 

@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,6 +54,13 @@ error.
 """
 
 
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Does not divide a word such as no-empty-rows at its hyphens."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+
 class _Parser(argparse.ArgumentParser):
     """Prints a usage error as one line and exits with code 2. A word close to a command is corrected in it."""
 
@@ -83,7 +91,7 @@ def parser() -> _Parser:
         prog="fa-compiler",
         description="Fuses the attention of ONNX models into FlashAttentionScore.",
         epilog=EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"fa-compiler {__version__}")
@@ -115,7 +123,7 @@ def _command(commands: _Commands, name: str, text: str, examples: str = "") -> _
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
         epilog=f"examples:\n{examples}\n{EXIT_CODES}" if examples else EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
 
@@ -401,6 +409,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         top = parser()
+        if argv == [] or (argv is None and len(sys.argv) == 1):
+            top.print_help(sys.stderr)
+            return BAD_INPUT
         if COMPLETING in os.environ:
             with contextlib.suppress(ImportError):
                 complete(top)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from fa_compiler.errors import InputError
@@ -40,6 +40,8 @@ def _add(command: argparse.ArgumentParser, option: Option) -> None:
     settings: dict[str, Any] = {"default": None if option.is_required else option.default, "type": _kind(option)}
     if told.repeated:
         settings = {"action": "append", "default": []}
+    if told.meanings:
+        settings["action"] = _word_or_help(told.meanings)
     added = command.add_argument(
         option.flag,
         dest=option.name,
@@ -50,6 +52,23 @@ def _add(command: argparse.ArgumentParser, option: Option) -> None:
     )
     if option.words:
         completed(added, option.words)
+
+
+def _word_or_help(meanings: Mapping[str, str]) -> type[argparse.Action]:
+    """The action of an option whose word `help` prints what its words mean, and ends the program."""
+
+    class WordOrHelp(argparse._AppendAction):
+        def __call__(
+            self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: object
+        ) -> None:
+            if values == "help":
+                from fa_compiler.command_line.render import print_table
+
+                print_table((self.dest, "what it says"), meanings.items())
+                parser.exit()
+            super().__call__(parser, namespace, values)
+
+    return WordOrHelp
 
 
 def _kind(option: Option) -> Callable[[str], Any] | None:

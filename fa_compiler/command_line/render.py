@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
@@ -29,7 +31,9 @@ _STYLES = {
     "linear_attention": "dim",
 }
 _PIPE_WIDTH = 200
-"""Columns when the output is not a terminal. They are many, so that a search finds whole lines."""
+"""Columns when the output is no terminal and COLUMNS is not set. They are many, so that a search finds whole lines."""
+_HEIGHT = 25
+"""Rows, on which nothing here depends. Rich heeds the width on a terminal of the kind "dumb" only with a height."""
 
 
 class _Console(Console):
@@ -40,9 +44,19 @@ class _Console(Console):
 
 
 def console(stream: TextIO | None = None) -> Console:
-    """A console on a stream, standard output by default."""
+    """A console on a stream, standard output by default. It is as wide as COLUMNS says, or else as the terminal is."""
     stream = stream or sys.stdout
-    return _Console(file=stream, highlight=False, width=None if stream.isatty() else _PIPE_WIDTH)
+    return _Console(file=stream, highlight=False, width=_width(stream), height=_HEIGHT)
+
+
+def _width(stream: TextIO) -> int:
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told):
+        return int(told)
+    with contextlib.suppress(OSError, ValueError):  # no terminal, or no file at all
+        if columns := os.get_terminal_size(stream.fileno()).columns:
+            return columns
+    return _PIPE_WIDTH
 
 
 def print_report(report: Report, explain: bool) -> None:
@@ -50,7 +64,7 @@ def print_report(report: Report, explain: bool) -> None:
     print full sentences about each block."""
     out = console()
     if report.blocks:
-        out.print(_table(("block", "status", "anchor", "what"), (_row(block) for block in report.blocks)))
+        _print_table(out, ("block", "status", "anchor", "what"), (_row(block) for block in report.blocks))
     if explain:
         for block in report.blocks:
             _explain(out, block)
@@ -69,7 +83,7 @@ def print_comparison(comparison: Comparison) -> None:
     header, *rows = comparison._rows
     styles = ["green" if output.fault is None else "red" for output in comparison.outputs]
     out = console()
-    out.print(_table(header, ([*row[:-1], Text(row[-1], style)] for row, style in zip(rows, styles, strict=True))))
+    _print_table(out, header, ([*row[:-1], Text(row[-1], style)] for row, style in zip(rows, styles, strict=True)))
     for line in comparison._lines:
         out.print(Text(line))
 
@@ -86,23 +100,26 @@ def print_choices(choices: Choices) -> None:
     """Print which runtimes take the attention of a model, and why the others do not."""
     rows = choices.table()
     if rows:
-        console().print(_table(("runtime", "blocks", "target", "operator, or why not"), rows))
+        print_table(("runtime", "blocks", "target", "operator, or why not"), rows)
     else:
         console().print(Text(printable(f"{choices.model}: no attention found")))
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table with a heading."""
-    console().print(_table(headings, rows))
+    _print_table(console(), headings, rows)
 
 
-def _table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> Table:
+def _print_table(out: Console, headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+    """Print a table without the spaces with which Rich fills its last column."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
-    return table
+    with out.capture() as captured:
+        out.print(table)
+    out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
 
 
 def _row(block: Block) -> tuple[str | Text, ...]:

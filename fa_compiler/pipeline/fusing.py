@@ -41,6 +41,12 @@ Form = Literal["graph", "file", "file with bodies"]
 same with functions."""
 
 
+_ANY_RUNTIME = (
+    "no runtime was named: the file may use everything that its operators have, and some runtimes refuse parts of it "
+    "or read them wrongly; name yours with --runtime (`fa-compiler inspect MODEL --runtime all` lists them)"
+)
+
+
 def file_form(options: FileOptions) -> Form:
     """The form of the fused nodes in a file for the target."""
     if options.target != "ort":
@@ -67,6 +73,8 @@ def run(
         proto = _result(loaded, model, report, form, info)
         if options.target == "ort":
             report.notes.extend(remarks(loaded.proto if proto is None else proto))
+        if options.is_standard and options.runtime is None and report.count("fused"):
+            report.notes.append(_ANY_RUNTIME)
     report.seconds = time.perf_counter() - start
     _log(report)
     return proto, report

@@ -8,7 +8,7 @@ name, default and text from here.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 _KEY = "option"
@@ -29,8 +29,9 @@ class Told:
     `help` where Python cannot say the same. `negated` is the text of the option --no-NAME of a Boolean that is True by
     default.
 
-    Values: `choices` are all that there are. `completed` are the words that a shell completes besides. `metavar` stands
-    for a value in --help, where it is not the choices.
+    Values: `choices` are all that there are. `completed` are the words that a shell completes besides. `meanings` are
+    sentences about words, which the value `help` prints on the command line. `metavar` stands for a value in --help,
+    where it is not the choices.
 
     Names: `name` is the keyword, if it is not the name of the field, and `flag` the option of the command line, if it
     is not made of the keyword. An option that is not `on_command_line` is one of Python only.
@@ -47,6 +48,7 @@ class Told:
     negated: str = ""
     choices: tuple[str, ...] = ()
     completed: Collection[str] = ()
+    meanings: Mapping[str, str] = field(default_factory=dict)
     metavar: str | None = None
     name: str = ""
     flag: str = ""
@@ -90,7 +92,7 @@ class Option:
     @property
     def words(self) -> Collection[str]:
         """The words that a shell completes."""
-        return self.told.choices or self.told.completed
+        return self.told.choices or self.told.completed or self.told.meanings
 
     @property
     def sentences(self) -> str:
@@ -107,10 +109,10 @@ def options_of(*records: type) -> Mapping[str, Option]:
     """The options of users in records, by name, in the order of the fields."""
     options = {}
     for record in records:
-        for field in fields(record):
-            if (told := field.metadata.get(_KEY)) is not None:
-                default = field.default if told.default is _OF_THE_FIELD else told.default
-                option = Option(field.name, told.name or field.name, default, told)
+        for own in fields(record):
+            if (told := own.metadata.get(_KEY)) is not None:
+                default = own.default if told.default is _OF_THE_FIELD else told.default
+                option = Option(own.name, told.name or own.name, default, told)
                 options[option.name] = option
     return options
 

@@ -155,12 +155,12 @@ class Options:
         default=frozenset(),
         metadata=told(
             "an assumption that you vouch for",
-            usage="; may be repeated, or list several separated by commas: "
-            + "; ".join(f"{name} ({sentence})" for name, sentence in ASSUMPTIONS.items()),
+            usage=f"; may be repeated, or list several separated by commas. Known are {', '.join(ASSUMPTIONS)}; "
+            "`--assume help` says what each means",
             in_python="assumptions that you vouch for",
-            details=f"Known are {', '.join(ASSUMPTIONS)}; `fa-compiler optimize --help` says what each means.",
+            details=f"Known are {', '.join(ASSUMPTIONS)}; `fa-compiler optimize --assume help` says what each means.",
             metavar="WHAT",
-            completed=tuple(ASSUMPTIONS),
+            meanings=ASSUMPTIONS,
             default=(),
             repeated=True,
             parse=_split,

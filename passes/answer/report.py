@@ -193,7 +193,8 @@ class MissedCode(Described):
 class Missed:
     """Something better that a fused attention could have been, why it is not, and what the user can do about it.
 
-    `culprit` is the name of the node or value that is the cause.
+    `culprit` is the name of the node or value that is the cause. What is `minor` costs little beside the attention: a
+    short report names only its code.
     """
 
     code: MissedCode
@@ -203,6 +204,7 @@ class Missed:
     added: tuple[tuple[int, int], ...] = ()
     """The bytes that it adds for one sequence: terms (a, n), each a times the n-th power of the number of tokens, which
     stands for every size that is not known before the model runs."""
+    minor: bool = False
 
     def added_bytes(self, tokens: int) -> int:
         """The bytes that it adds for one sequence of this number of tokens."""
@@ -223,7 +225,13 @@ class Missed:
 
     def to_json(self) -> dict[str, Any]:
         """The record as the JSON report holds it."""
-        return {"code": self.code.value, "reason": self.reason, "culprit": self.culprit, "hint": self.hint}
+        return {
+            "code": self.code.value,
+            "reason": self.reason,
+            "culprit": self.culprit,
+            "hint": self.hint,
+            "minor": self.minor,
+        }
 
 
 INEXPRESSIBLE = frozenset(
@@ -304,7 +312,7 @@ class Block:
             parts.append(f"mask: {self.mask}")
         if self.assumed:
             parts.append(f"assuming {', '.join(self.assumed)}")
-        parts.extend(f"missed: {missed.word}" for missed in self.missed)
+        parts.extend(f"missed: {missed.word}" for missed in self.missed if not missed.minor)
         return ", ".join(filter(None, parts))
 
     @property
@@ -413,12 +421,17 @@ class Report(Shown):
 
     @property
     def missed(self) -> list[str]:
-        """What fused blocks miss, one line for all blocks in which only the names of values differ."""
+        """What fused blocks miss, one line for all blocks in which only the names of values differ. The minor losses of
+        one code are one line, too."""
         kinds: dict[tuple[object, ...], dict[int, Missed]] = {}
+        minor: dict[str, list[int]] = {}
         for block in self.blocks:
             for missed in block.missed:
-                kinds.setdefault(missed.kind, {})[block.id] = missed
-        lines = []
+                if missed.minor:
+                    minor.setdefault(missed.word, []).append(block.id)
+                else:
+                    kinds.setdefault(missed.kind, {})[block.id] = missed
+        lines = [f"{_blocks(ids)}, small losses by {word}: --explain says more" for word, ids in minor.items()]
         for alike in kinds.values():
             first, others = next(iter(alike.values())), len({missed.culprit for missed in alike.values()}) - 1
             line = f"{_blocks(list(alike))}, missed {first}"

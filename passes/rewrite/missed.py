@@ -3,14 +3,15 @@
 missed :=
     1 an operand or the result in the layout, if the model held all of them in one. Nobody can do much about new rows
       beside keys of another number, such as those of a cache: the layout of the keys is taken, because they are more.
-      A single row is the same in every layout
+      A single row is the same in every layout. Copies are small beside the attention where each copied element meets
+      many others in it: a row of the query meets each key, and a row of the keys each query
     2 one key head for several query heads, if key and value had equal numbers of heads, and these were neighbours
     3 16-bit products, if all operands, the result and the factors were of 16 bits
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
 import onnx_ir as ir
@@ -29,6 +30,8 @@ ADDED_QUERY, ADDED_KEY = "query of the added product", "key of the added product
 NAMES = ("query", "key", "value", ADDED_QUERY, ADDED_KEY)
 _Operand = tuple[str, View, OperandSource]
 """An operand of the match by its name, and where it is read from."""
+MANY = 64
+"""So many rows that a copy of each is small beside the products with all of them."""
 OF_ROWS = frozenset({"query", ADDED_QUERY, "result"})
 """What has the rows of the query; the others have those of the keys."""
 
@@ -92,7 +95,18 @@ def _copies(match: AttentionMatch, plan: LayoutPlan, operands: Sequence[_Operand
     if OF_ROWS.issuperset(moved) and space.size(roles.q_seq) != space.size(roles.kv_seq):
         reason += "; keys and values, which may be more, are read where they are"
         hint = None
-    yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint)
+    minor = _are_small(match, moved)
+    if minor:
+        reason += ", few beside the products of the attention"
+    yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint, minor=minor)
+
+
+def _are_small(match: AttentionMatch, moved: Collection[str]) -> bool:
+    """Does each copied row meet many rows in the attention, in every run with many tokens?"""
+    rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
+    many_keys = not keys.is_const or keys.is_at_least(MANY)
+    many_rows = rows == keys if not rows.is_const else rows.is_at_least(MANY)  # behind a cache, one row may be new
+    return many_keys and (many_rows or OF_ROWS.issuperset(moved))
 
 
 def _elements(match: AttentionMatch) -> dict[str, Axes]:

@@ -87,6 +87,10 @@ def test_the_script_runs_that_command(tmp_path: Path) -> None:
     )
     words = json.loads((out / "report.json").read_text())["command"]
     assert done.stdout.splitlines() == [str(out), *words[1:], "--log=info"]
+    tool.unlink()
+    failed = subprocess.run([out / "atc.sh"], env=environment, capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("error: there is no atc on the PATH: source the set_env.sh")
 
 
 def test_open_sizes_and_gears(tmp_path: Path) -> None:

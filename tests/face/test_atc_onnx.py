@@ -40,7 +40,12 @@ def test_route_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = saved(newer(), tmp_path / "model.onnx")
     out = tmp_path / "out"
     assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "onnx", "--single-op"]) == 0
-    assert "ATC needs a plugin for FlashAttentionScore" in capsys.readouterr().out
+    steps = (
+        f"next, in {out}:\n"
+        "  1. build and install ATC's plugin for FlashAttentionScore, as plugin/README.md says\n"
+        f"  2. where CANN is installed, run {out}/atc.sh\n"
+    )
+    assert capsys.readouterr().out.endswith(steps)
     assert written(out) == [
         "atc.sh",
         "model.onnx",

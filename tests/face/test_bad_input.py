@@ -344,7 +344,6 @@ def test_report_may_not_be_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 USAGE = {
-    "no command": ([], "COMMAND"),
     "unknown command": (["optimise"], "optimise"),
     "no output": (["optimize", "MODEL"], "-o"),
     "unknown target": (["optimize", "MODEL", "-o", "OUT", "--target", "gpu"], "'gpu'"),

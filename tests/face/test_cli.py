@@ -9,6 +9,7 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import tomllib
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from onnx import helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.model_files import writing
+from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import MissedCode
 
 from .builders import attention, ops, plain, projected, saved
@@ -110,6 +112,57 @@ def test_strict_tells_what_is_not_fused(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["optimize", str(path), "-o", str(out), "--strict"]) == code
         assert capsys.readouterr().err == error
         assert out.exists()
+
+
+def test_a_command_line_without_words_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and "\nexit codes:\n" in shown.err
+
+
+def test_the_meaning_of_each_assumption(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "--assume", "help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f" {name} " in shown and sentence.split(":")[0] in shown for name, sentence in ASSUMPTIONS.items())
+    assert main(["optimize", "--help"]) == 0
+    words = {word.strip(",;") for word in capsys.readouterr().out.split()}
+    assert words >= ASSUMPTIONS.keys()  # none is divided at a hyphen
+
+
+@pytest.mark.parametrize("columns", [40, 60, 120])
+def test_tables_are_as_wide_as_columns_says(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["inspect", path.name]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert all(line == line.rstrip() for line in lines)
+    row = next(line for line in lines if line.startswith(" 0 "))
+    assert row.endswith("FlashAttentionScore, BNSD, 4 heads, no mask") == (columns == 120)
+
+
+def test_a_terminal_that_can_do_nothing_has_its_width(tmp_path: Path) -> None:
+    """Rich takes 80 columns for each terminal of the kind "dumb"."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    master, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 50))
+    command = [*COMMAND, "inspect", path.name]
+    subprocess.run(command, cwd=tmp_path, env=os.environ | {"TERM": "dumb"}, stdout=terminal, check=True)
+    os.close(terminal)
+    shown = os.read(master, 10_000).decode()
+    os.close(master)
+    assert "1 fused (of 1)" in shown
+    assert max(map(len, shown.splitlines())) <= 50
+
+
+def test_without_a_runtime_a_standard_operator_is_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(saved(attention(), tmp_path / "model.onnx"))
+    for words, warned in (([], True), (["--runtime", "ort-cpu"], False)):
+        assert main(["inspect", path, "--target", "contrib", *words]) == 0
+        assert ("no runtime was named: the file may use everything" in capsys.readouterr().out) == warned
 
 
 def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:

@@ -340,6 +340,45 @@ def test_nothing_is_missed(mask: str, use: str) -> None:
     assert block.status == "fused" and not block.missed
 
 
+@pytest.mark.parametrize(
+    ("sizes", "moved", "minor"),
+    [
+        ("S S", "result", True),
+        ("S S", "key", True),
+        ("S T", "result", True),
+        ("S T", "key", False),  # S may be one row behind a cache
+        ("64 64", "key", True),
+        ("8 512", "result", True),
+        ("8 512", "key", False),
+        ("512 8", "result", False),
+        ("512 8", "key", False),
+    ],
+)
+def test_copies_are_small_where_each_row_meets_many(sizes: str, moved: str, minor: bool) -> None:
+    rows, keys = sizes.split()
+    key, turned = f"float[B,4,{keys},8] k", PRODUCT_PV
+    given = PRODUCT_QK
+    if moved == "key":
+        key = f"float[B,{keys},4,8] k0"
+        given = f"k = Transpose<perm=[0,2,1,3]>(k0) {PRODUCT_QK}"
+    else:
+        turned = TURNED
+    result = f"float[B,{rows},4,8] y" if moved == "result" else f"float[B,4,{rows},8] y"
+    model = parse(
+        given + SOFTMAX.format("s") + turned,
+        inputs=f"float[B,4,{rows},8] q, {key}, float[B,4,{keys},8] v",
+        outputs=result,
+    )
+    report = fuse(ir.from_proto(model))
+    (block,) = report.blocks
+    (missed,) = block.missed
+    assert (missed.code, missed.minor) == (MissedCode.COPIES, minor)
+    assert ("few beside the products" in missed.reason) == minor
+    assert ("missed: copies" in block.what) == (not minor)
+    line = "block 0, small losses by copies: --explain says more"
+    assert (report.missed == [line]) == minor
+
+
 def test_a_single_row_is_the_same_in_every_layout() -> None:
     inputs = CROSS.replace("S", "1")
     model = parse(PRODUCT_QK + SOFTMAX.format("s") + TURNED, inputs=inputs, outputs="float[B,1,4,8] y")
