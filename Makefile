@@ -10,6 +10,7 @@
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make wheels   wheels for Linux on x86-64 and aarch64, and a source distribution, in build/wheels; where qemu-user is,
 #                 a sample of the tests on the aarch64 one
+#   make release  all that a release needs but publishing it: checks, pages, wheels, a trial of one, and a list of the rest
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
@@ -40,7 +41,7 @@ HEADERS := $(wildcard /usr/include/onnxruntime)
 RUNTIMES := $(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES))
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
 
-.PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels lint bench fuzz docs compat sweep clean
+.PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels release lint bench fuzz docs compat sweep clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -79,6 +80,12 @@ neon: $(VENV)/.tools
 wheels: $(VENV)-wheels/.wheels
 	$(VENV)-wheels/bin/python .ci/wheels/build.py
 	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
+
+# Its first part ends in a minute if a version, a date or a commit is missing.
+release: $(VENV)/.test
+	$(BIN)/python -m tools.release before
+	$(MAKE) lint test docs wheels
+	$(VENV)-wheels/bin/python -m tools.release after
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m bench $(BENCH)
@@ -168,7 +175,7 @@ $(VENV)-tools/.tools: pyproject.toml
 $(VENV)-wheels/.wheels: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-wheels
 	$(VENV)-wheels/bin/python -m pip install --quiet --disable-pip-version-check build "scikit-build-core>=1.0" cmake \
-		ninja ziglang auditwheel pyelftools
+		ninja ziglang auditwheel pyelftools twine
 	@touch $@
 
 # Environments of the sweep, with pinned versions. torchvision comes along, has to fit torch exactly, and is not needed.

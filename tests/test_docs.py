@@ -110,7 +110,8 @@ def test_the_page_of_runtimes_is_the_table() -> None:
 
 def test_links() -> None:
     """Each link leads to a page, and the README or the site's index leads to each page."""
-    for folder, text in ((ROOT, README), *((ROOT / "docs", text) for text in PAGES.values())):
+    contributing = (ROOT / "CONTRIBUTING.md").read_text()
+    for folder, text in ((ROOT, README), (ROOT, contributing), *((ROOT / "docs", text) for text in PAGES.values())):
         for target in re.findall(r"\]\(([^)#:]+)[)#]", text):
             assert (folder / target).is_file(), target
     index = re.findall(r"^(\w+)$", PAGES["index.md"], re.MULTILINE)
