@@ -99,8 +99,8 @@ def _try(wheel: Path) -> None:
         venv.create(folder, with_pip=True)
         programs = Path(folder) / "bin"
         subprocess.run([programs / "python", "-m", "pip", "install", "--quiet", str(wheel)], check=True, cwd=folder)
-        command = [programs / "fa-compiler", "optimize", EXAMPLE, "-o", "fused.onnx", "--verify", "--strict"]
-        subprocess.run(command, check=True, cwd=folder)
+        words = ["optimize", str(EXAMPLE), "-o", "fused.onnx", "--verify", "--strict"]
+        subprocess.run([programs / "fa-compiler", *words], check=True, cwd=folder)
 
 
 def checklist(files: list[Path], named: str, commit: str) -> list[str]:

@@ -317,10 +317,13 @@ class Block:
 
     @property
     def _why_not_fused(self) -> str:
-        """The code, the reason or else the meaning of the code, and the culprit."""
+        """The code, the reason or else the meaning of the code, and the culprit. What the columns beside it say is left
+        out."""
+        culprit = "" if self.culprit == self.anchor else _bracketed(self.culprit)
         if self.code is None:
-            return f"{self.reason or ''}{_bracketed(self.culprit)}"
-        return f"{self.code.value}: {self.reason or self.code.meaning}{_bracketed(self.culprit)}"
+            return f"{self.reason or ''}{culprit}"
+        code = "" if self.code.value == self.status else f"{self.code.value}: "
+        return f"{code}{self.reason or self.code.meaning}{culprit}"
 
     @property
     def _heads_in_words(self) -> str:
