@@ -61,8 +61,8 @@ def how_to_run_result(path: str | os.PathLike[str], report: Report, options: Opt
 
 def _with_library(path: str) -> HowToRun:
     return HowToRun(
-        "Its kernels are in the library of fa_compiler, which the session has to load. Without the library the file runs "
-        "about as fast as the model did. A file for sessions that cannot load it: --target contrib --runtime ort-cpu.",
+        "Its kernels are in the library of fa_compiler, which the session has to load. Without the library the file "
+        "runs about as fast as the model did. For sessions that cannot load it: --target contrib --runtime ort-cpu.",
         (
             Way("Python", _registered(path)),
             Way(
