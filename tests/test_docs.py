@@ -19,7 +19,7 @@ import pytest
 
 from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
-from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
+from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix
 from fa_compiler.op_registry.soc import soc_version
@@ -35,9 +35,14 @@ COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text()
 README = (ROOT / "README.md").read_text()
 RUNTIMES_PAGE = (ROOT / "docs" / "runtimes.md").read_text()
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-COMMANDS = re.findall(
-    r"^    fa-compiler (.+)$", "\n".join((README, *PAGES.values())).replace("\\\n", " "), re.MULTILINE
-)
+
+
+def commands(*texts: str) -> list[str]:
+    """The command lines of fa-compiler in the indented blocks of pages, without the program's name."""
+    return re.findall(r"^    fa-compiler (.+)$", "\n".join(texts).replace("\\\n", " "), re.MULTILINE)
+
+
+COMMANDS = commands(README, *PAGES.values())
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -100,6 +105,27 @@ def test_ascend_tells_of_everything() -> None:
         assert f"**{route}.**" in ASCEND
     for word in (*(product.name for product in PRODUCTS), EMPTY_BIAS, HALF_ATTENTION):
         assert word in ASCEND, word
+
+
+def test_the_commands_of_the_page_of_ascend_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, with the model that the page names. What its section on the report says of this model is so."""
+    assert "\n    cp examples/models/bert.onnx model.onnx\n" in ASCEND
+    shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    masks: dict[str, str] = {}
+    for line in commands(ASCEND):
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["registry", "diff"]:  # of an installed CANN
+            continue
+        assert main(words) == OK, line
+        if words[0] == "atc":
+            folder = Path(words[words.index("-o") + 1])
+            for block in json.loads((folder / "report.json").read_text())["fusion"]["blocks"]:
+                assert block["status"] == "fused", line
+                reasons = " ".join(missed["reason"] for missed in block["missed"])
+                masks.update((size, block["mask"]) for size in re.findall(r"(\d+) bytes", reasons))
+    report = ASCEND[ASCEND.index("## What it reports") :].split("\n## ")[0]
+    assert masks == {size: mask for mask, size in re.findall(r"`(\w+)`,\s+and\s+(\d+) bytes", report)}
 
 
 def test_the_page_of_runtimes_is_the_table() -> None:
