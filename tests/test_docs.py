@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.client import HTTPConnection
 from pathlib import Path
@@ -19,10 +20,11 @@ import pytest
 
 from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
-from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, parser
+from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix
 from fa_compiler.op_registry.soc import soc_version
+from fa_compiler.passes import Code
 from fa_compiler.passes.answer.option import Option, options_of
 from fa_compiler.passes.answer.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTENTION, Target
 from fa_compiler.passes.parallel.methods import Machine
@@ -30,14 +32,19 @@ from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.pipeline.options import FileOptions
 
 ROOT = Path(__file__).parent.parent
-ASCEND = (ROOT / "docs" / "ascend.md").read_text()
+ASCEND, ASCEND_IN_CHINESE = ((ROOT / "docs" / name).read_text() for name in ("ascend.md", "ascend.zh.md"))
 COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text()
-README = (ROOT / "README.md").read_text()
+README, README_IN_CHINESE = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
 RUNTIMES_PAGE = (ROOT / "docs" / "runtimes.md").read_text()
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-COMMANDS = re.findall(
-    r"^    fa-compiler (.+)$", "\n".join((README, *PAGES.values())).replace("\\\n", " "), re.MULTILINE
-)
+
+
+def commands(*texts: str) -> list[str]:
+    """The command lines of fa-compiler in the indented blocks of pages, without the program's name."""
+    return re.findall(r"^    fa-compiler (.+)$", "\n".join(texts).replace("\\\n", " "), re.MULTILINE)
+
+
+COMMANDS = commands(README, README_IN_CHINESE, *PAGES.values())
 
 
 @pytest.mark.parametrize("line", COMMANDS)
@@ -93,13 +100,98 @@ def test_assumptions_and_exit_codes() -> None:
     ]
 
 
-def test_ascend_tells_of_everything() -> None:
-    assert {"atc", "registry", "air"} <= {line.split()[0] for line in COMMANDS}
+@pytest.mark.parametrize("page", [ASCEND, ASCEND_IN_CHINESE], ids=["English", "Chinese"])
+def test_ascend_tells_of_everything(page: str) -> None:
+    assert {"atc", "registry", "air", "single-op"} <= {line.split()[0] for line in commands(page)}
     for route in ROUTES:
-        assert f"`--route {route}`" in ASCEND
-        assert f"**{route}.**" in ASCEND
+        assert f"`--route {route}`" in page
+        assert f"**{route}.**" in page
     for word in (*(product.name for product in PRODUCTS), EMPTY_BIAS, HALF_ATTENTION):
-        assert word in ASCEND, word
+        assert word in page, word
+
+
+def _names(text: str) -> set[str]:
+    """What is the same in every language: figures, options, file names, names that are no plain words, and code."""
+    words = re.findall(r"--[a-z][\w-]*|\w+(?:\.\w+)*", text, re.ASCII)
+    code = " ".join(re.findall(r"`([^`\n]+)`", text)).split()
+    return {*(word for word in words if re.search(r"^--|[\d_.]|\B[A-Z]", word)), *code}
+
+
+def _figures(text: str) -> Counter[str]:
+    """The figures of a text, each as often as it stands there."""
+    return Counter(re.findall(r"\d+(?:\.\d+)*", text))
+
+
+def _code(text: str) -> list[tuple[str, Counter[str]]]:
+    """The lines of the indented blocks of a page: without their comments, and the figures in these."""
+    lines = [line.partition(" # ") for line in re.findall(r"^    .+$", text.replace("\\\n", " "), re.MULTILINE)]
+    return [(" ".join(line.split()), _figures(comment)) for line, _, comment in lines]
+
+
+CODE_ROWS = re.compile(r"^\| (`[a-z_]+`.*?) \|(.+)\|\n", re.MULTILINE)
+"""The rows of the table of codes, which only the Chinese page has."""
+
+
+def test_the_chinese_page_of_ascend_says_what_the_english_one_says() -> None:
+    """Section by section, commands, names and figures are the same."""
+    assert _code(ASCEND_IN_CHINESE) == _code(ASCEND)
+    in_chinese = CODE_ROWS.sub("", ASCEND_IN_CHINESE).replace("ascend.md", "ascend.zh.md")
+    for english, chinese in zip(ASCEND.split("\n## "), in_chinese.split("\n## "), strict=True):
+        where = f"docs/ascend.zh.md, {chinese.splitlines()[0]}"
+        assert _names(chinese) == _names(english), where
+        assert _figures(chinese) == _figures(english), where
+
+
+def test_codes_in_chinese() -> None:
+    """The rows have codes of the report, and name what the page of all codes names for them."""
+    rows = CODE_ROWS.findall(ASCEND_IN_CHINESE)
+    for cell, text in rows:
+        codes = [Code(name) for name in re.findall(r"`(\w+)`", cell)]
+        told = "\n".join(re.findall(rf"^\| `(?:{'|'.join(codes)})` .*$", PAGES["recognised.md"], re.MULTILINE))
+        assert _names(text) <= _names(told) | {*told.split()}, cell
+    assert len(rows) > 10
+
+
+def test_the_chinese_readme_says_what_the_english_pages_say() -> None:
+    words = re.sub(r"```python\n.*?```", "", README_IN_CHINESE, flags=re.DOTALL)
+    more = _names(words) - _names(README) - _names(ASCEND)
+    assert not more, f"README.zh.md: {more}"
+    known = dict((*_code(ASCEND), *_code(README)))
+    for line, figures in _code(words):
+        assert line in known, line
+        assert figures == known[line], line
+
+
+def test_python_of_the_chinese_readme_writes_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", README_IN_CHINESE, re.DOTALL)
+    shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert capsys.readouterr().out.count("fused FlashAttentionScore") == 2
+    assert (tmp_path / "out" / "atc.sh").is_file()
+
+
+def test_the_commands_of_the_page_of_ascend_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In their order, with the model that the page names. What its section on the report says of this model is so."""
+    assert "\n    cp examples/models/bert.onnx model.onnx\n" in ASCEND
+    shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    masks: dict[str, str] = {}
+    for line in commands(ASCEND):
+        words = shlex.split(line, comments=True)
+        if words[:2] == ["registry", "diff"]:  # of an installed CANN
+            continue
+        assert main(words) == OK, line
+        if words[0] == "atc":
+            folder = Path(words[words.index("-o") + 1])
+            for block in json.loads((folder / "report.json").read_text())["fusion"]["blocks"]:
+                assert block["status"] == "fused", line
+                reasons = " ".join(missed["reason"] for missed in block["missed"])
+                masks.update((size, block["mask"]) for size in re.findall(r"(\d+) bytes", reasons))
+    report = ASCEND[ASCEND.index("## What it reports") :].split("\n## ")[0]
+    assert masks == {size: mask for mask, size in re.findall(r"`(\w+)`,\s+and\s+(\d+) bytes", report)}
 
 
 def test_the_page_of_runtimes_is_the_table() -> None:
@@ -111,12 +203,13 @@ def test_the_page_of_runtimes_is_the_table() -> None:
 def test_links() -> None:
     """Each link leads to a page, and the README or the site's index leads to each page."""
     contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    for folder, text in ((ROOT, README), (ROOT, contributing), *((ROOT / "docs", text) for text in PAGES.values())):
+    beside = [(ROOT, text) for text in (README, README_IN_CHINESE, contributing)]
+    for folder, text in (*beside, *((ROOT / "docs", text) for text in PAGES.values())):
         for target in re.findall(r"\]\(([^)#:]+)[)#]", text):
             assert (folder / target).is_file(), target
-    index = re.findall(r"^(\w+)$", PAGES["index.md"], re.MULTILINE)
+    index = re.findall(r"^([\w.]+)$", PAGES["index.md"], re.MULTILINE)
     assert {f"{name}.md" for name in index} == PAGES.keys() - {"index.md"}
-    linked = set(re.findall(r"\(docs/(\w+\.md)\)", README))
+    linked = set(re.findall(r"\(docs/([\w.]+\.md)\)", README))
     assert PAGES.keys() - linked <= {"index.md", "api.md", "changelog.md"}
 
 
