@@ -42,7 +42,7 @@ def docs(args: argparse.Namespace) -> int:
 
 def contents() -> list[tuple[str, str]]:
     """Each page and what it is about."""
-    return re.findall(r"^\| \[(\w+)\]\(\w+\.md\) \| (.+) \|$", _read(_INDEX), re.MULTILINE)
+    return re.findall(r"^\| \[([\w.]+)\]\([\w.]+\.md\) \| (.+) \|$", _read(_INDEX), re.MULTILINE)
 
 
 def find(word: str) -> str:

@@ -31,7 +31,7 @@ def test_every_page_is_listed_with_one_line(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_index_has_the_rows_of_the_readme() -> None:
     readme = re.findall(
-        r"^\| \[docs/(\w+)\.md\]\(docs/\w+\.md\) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^\| \[docs/([\w.]+)\.md\]\(docs/[\w.]+\.md\) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
     )
     assert set(readme) <= set(docs.contents())
 
