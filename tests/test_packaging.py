@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import time
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests import kernel_variants
 
 ROOT = Path(__file__).resolve().parents[1]
 MAKING = 1200
@@ -30,6 +34,20 @@ out = ops.run("FlashAttentionScore", {"query": x, "key": x, "value": x}, {"head_
 assert (out["attention_out"] == 1).all()
 print(fa_compiler.__file__)
 print(library_path())
+"""
+
+
+# Asks for a variant that there is not, so that the library names those that it has.
+VARIANTS = """
+import os
+os.environ["FA_COMPILER_ISA"] = "?"
+import numpy as np
+from fa_compiler import ops
+x = np.ones((1, 1, 1, 1), np.float32)
+try:
+    ops.run("FlashAttentionScore", {"query": x, "key": x, "value": x}, {"head_num": 1, "input_layout": "BNSD"})
+except ops.KernelError as error:
+    print(*str(error).partition("; this library has ")[2].split(", "), sep="\\n")
 """
 
 
@@ -108,6 +126,9 @@ def test_the_wheel_fits_every_python_and_holds_what_it_should(wheel: Path) -> No
     assert "fa_compiler/passes/__init__.py" in names
     assert "fa_compiler/op_registry/__init__.py" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    docs = {name.removeprefix("fa_compiler/docs/") for name in names if name.startswith("fa_compiler/docs/")}
+    there = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.*")}
+    assert docs == {name for name in there if name.endswith((".md", ".svg"))}
     strangers = [name for name in names if "csrc" in name or "__pycache__" in name or name.endswith("ruff.toml")]
     assert not strangers
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"fa_compiler"}
@@ -127,22 +148,59 @@ def test_a_source_distribution_has_every_file_once(tmp_path: Path) -> None:
     with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
         names = [Path(*Path(member.name).parts[1:]) for member in archive.getmembers() if member.isfile()]
         archive.extractall(tmp_path, filter="data")
-    assert not [name for name in names if name.parts[:2] == ("fa_compiler", "passes")]
-    assert not {name.parts[0] for name in names} & {"bench", "docs", "examples", "tests", "tools", ".ci"}
+    assert not [name for name in names if name.parts[:2] in (("fa_compiler", "passes"), ("fa_compiler", "docs"))]
+    assert not {name.parts[0] for name in names} & {"bench", "examples", "tests", "tools", ".ci"}
     (package,) = tmp_path.glob("*/fa_compiler")
+    assert (package / "docs" / "install.md").is_file()
     assert all((package / name / "__init__.py").is_file() for name in ("passes", "lowering", "op_registry"))
 
 
-def test_without_a_compiler_the_build_says_what_to_install(tmp_path: Path) -> None:
-    cmake = shutil.which("cmake", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+def configured(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """CMake's answer to the sources of the library; a folder keeps what it was told before."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    cmake = shutil.which("cmake", path=path)
     if cmake is None:
         pytest.skip("cmake is missing")
-    result = subprocess.run(
-        [cmake, "-S", str(ROOT / "lowering" / "ort" / "csrc"), "-B", str(tmp_path)],
-        env=os.environ | {"CXX": "/no/such/c++ -m64"},
+    return subprocess.run(
+        [cmake, "-S", str(ROOT / "lowering" / "ort" / "csrc"), "-B", str(folder), *options],
+        env=os.environ | {"PATH": path} | environment,
         capture_output=True,
         text=True,
     )
+
+
+def configured_variants(folder: Path, *options: str) -> list[str]:
+    result = configured(folder, *options)
+    assert result.returncode == 0, result.stderr
+    return re.findall(r"^FA_VARIANT\((\w+),", (folder / "variants.inc").read_text(), re.MULTILINE)
+
+
+def test_native_are_the_baseline_and_what_this_machine_takes(tmp_path: Path) -> None:
+    everything = configured_variants(tmp_path)
+    native = configured_variants(tmp_path, "-DFA_VARIANTS=native")
+    assert native[-1] == everything[-1] == "baseline"
+    assert len(native) <= 2
+    assert kernel_variants.runs(native[0])
+    better = everything[: everything.index(native[0])]
+    # Intel's processors without tiles have bfloat16, but are faster without it.
+    assert not [name for name in better if name != "avx512bf16" and kernel_variants.runs(name)]
+    assert configured_variants(tmp_path, "-DFA_VARIANTS=all") == everything
+
+
+def test_other_words_for_variants_are_refused(tmp_path: Path) -> None:
+    result = configured(tmp_path, "-DFA_VARIANTS=avx2")
+    assert result.returncode
+    assert "FA_VARIANTS is avx2; it has to be all or native" in " ".join(result.stderr.split())
+
+
+def test_every_installation_says_which_variants_it_has() -> None:
+    """The folder of the objects remembers those of make demo, so that pip has to be told each time."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
+    assert settings["cmake"]["define"] == {"FA_VARIANTS": "all"}
+
+
+def test_without_a_compiler_the_build_says_what_to_install(tmp_path: Path) -> None:
+    result = configured(tmp_path, CXX="/no/such/c++ -m64")
     assert result.returncode
     said = " ".join(result.stderr.split())
     assert "there is no C++ compiler (/no/such/c++). Install GCC or Clang with C++20" in said
@@ -175,6 +233,18 @@ print(*sorted(new))
 """
         (line,) = run(code, ROOT)
         assert set(line.split()) <= set(layers[: number + 1]), f"{layer} imports {line}"
+
+
+def test_an_installation_has_the_pages(installed: Path, tmp_path: Path) -> None:
+    code = "import sys\nfrom fa_compiler.command_line.main import main\nsys.exit(main(['docs', 'install']))"
+    page = (ROOT / "docs" / "install.md").read_text()
+    assert run(code, tmp_path, installed) == page.rstrip().splitlines()
+
+
+def test_a_wheel_has_all_variants(installed: Path, tmp_path: Path) -> None:
+    """Also where make demo has built before."""
+    known = run(VARIANTS, tmp_path, installed)
+    assert {*known} >= {*configured_variants(tmp_path), "reference"}
 
 
 def test_the_command_is_installed(installed: Path, tmp_path: Path) -> None:

@@ -2,6 +2,10 @@
 
 Zig's compiler builds for both processors against glibc 2.28, and links its C++ library statically, so that a wheel runs
 on Linux distributions from 2018 on. `check.py` then examines each wheel. `make wheels` runs this.
+
+Zig compiles its C++ library for a processor when it first links for it, and keeps it in its cache: that of the user,
+or the folder that ZIG_GLOBAL_CACHE_DIR names. It uses one core and says nothing meanwhile. So this is done before
+CMake starts, for all processors at once.
 """
 
 from __future__ import annotations
@@ -10,6 +14,8 @@ import os
 import subprocess
 import sys
 import tarfile
+import time
+from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from check import GLIBC, PROCESSORS, check
@@ -18,6 +24,9 @@ ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "build" / "wheels"
 WORK = ROOT / "build" / "wheels-work"
 """The sources as they are unpacked from the source distribution, and the objects of each processor."""
+
+FLAGS = ("-O3", "-g0", "-s")
+"""Of all that is compiled and linked, CMake's tries included: Zig compiles a library for each set of flags."""
 
 
 def main() -> None:
@@ -28,6 +37,7 @@ def main() -> None:
     _build(ROOT, "--sdist")
     (archive,) = WHEELS.glob("*.tar.gz")
     source = unpack(archive, WORK)
+    _make_libraries(names)
     for name in names:
         _build_wheel(source, name)
     faults = [fault for wheel in sorted(WHEELS.glob("*.whl")) for fault in check(wheel)]
@@ -61,6 +71,26 @@ def unpack(archive: Path, folder: Path) -> Path:
     return source
 
 
+def _make_libraries(names: Sequence[str]) -> None:
+    """Have Zig compile its C++ library for each processor, if it has not yet."""
+    print(f"Zig's C++ library for {' and '.join(names)}: the first time it takes 1 to 4 minutes", flush=True)
+    start = time.monotonic()
+    WORK.mkdir(parents=True, exist_ok=True)
+    program = WORK / "empty.cc"
+    program.write_text("int main() {}\n")
+    processes = [
+        subprocess.Popen([*_compiler(name), *FLAGS, str(program), "-o", str(WORK / f"empty-{name}")]) for name in names
+    ]
+    codes = [process.wait() for process in processes]
+    if any(codes):
+        sys.exit("error: Zig cannot compile an empty program, see above")
+    print(f"Zig's C++ library is there, after {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _compiler(name: str) -> list[str]:
+    return [sys.executable, "-m", "ziglang", "c++", "-target", f"{name}-linux-gnu.{'.'.join(map(str, GLIBC))}"]
+
+
 def _build_wheel(source: Path, name: str) -> None:
     processor = PROCESSORS[name]
     settings = {
@@ -70,12 +100,12 @@ def _build_wheel(source: Path, name: str) -> None:
         "cmake.define.CMAKE_SYSTEM_NAME": "Linux",
         "cmake.define.CMAKE_SYSTEM_PROCESSOR": name,
     }
-    compiler = f"{sys.executable} -m ziglang c++ -target {name}-linux-gnu.{'.'.join(map(str, GLIBC))}"
+    flags = " ".join(FLAGS)
     _build(
         source,
         "--wheel",
         *(f"-C{key}={value}" for key, value in settings.items()),
-        environment={"CXX": compiler, "CXXFLAGS": "-g0", "LDFLAGS": "-s"},
+        environment={"CXX": " ".join(_compiler(name)), "CXXFLAGS": flags, "LDFLAGS": flags},
     )
 
 

@@ -65,7 +65,7 @@ class Request:
     cann: str | None = field(
         default=None, metadata=told("CANN version to write for (default: the newest)", metavar="V")
     )
-    route: str = field(default="air", metadata=told("air (default), onnx or npu; see docs/ascend.md", metavar="R"))
+    route: str = field(default="air", metadata=told("air (default), onnx or npu: fa-compiler docs ascend", metavar="R"))
     sizes: Mapping[str, Sequence[Size]] = field(
         default_factory=dict,
         metadata=told(

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from fa_compiler.atc.request import Parallel, Request
 from fa_compiler.command_line import interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
+from fa_compiler.command_line.docs import names
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
 from fa_compiler.command_line.options import add_options, add_shared, completed, reading
 from fa_compiler.errors import InputError, one_line
@@ -109,6 +110,7 @@ def parser() -> _Parser:
     _add_air(commands)
     _add_single_op(commands)
     _add_library(commands)
+    _add_docs(commands)
     _add_completion(commands)
     return top
 
@@ -377,12 +379,23 @@ def _add_library(commands: _Commands) -> None:
     command.set_defaults(run="models.library")
 
 
+def _add_docs(commands: _Commands) -> None:
+    examples = """\
+  fa-compiler docs                        # lists the pages
+  fa-compiler docs runtimes               # prints one; as Markdown if the output is a pipe
+  fa-compiler docs commands#exit-codes    # prints the part below a heading
+"""
+    command = _command(commands, "docs", "list the pages of the documentation, or print one", examples)
+    completed(command.add_argument("page", metavar="PAGE", nargs="?"), names())
+    command.set_defaults(run="docs.docs")
+
+
 def _add_completion(commands: _Commands) -> None:
     examples = """\
   eval "$(fa-compiler completion bash)"              # in ~/.bashrc; the same with zsh in ~/.zshrc
   fa-compiler completion fish | source               # in ~/.config/fish/config.fish
 """
-    text = "print what bash, zsh or fish needs to complete the words of this command"
+    text = "print what bash, zsh or fish needs, beside the package argcomplete, to complete the words of this command"
     command = _command(commands, "completion", text, examples)
     completed(command.add_argument("shell", metavar="bash|zsh|fish"), SHELLS)
     command.set_defaults(run="completion.script")

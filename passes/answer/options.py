@@ -115,8 +115,8 @@ class Options:
         default=None,
         kw_only=True,
         metadata=told(
-            "the runtime that the targets onnx and contrib are narrowed to, such as ort-cpu; see docs/runtimes.md; "
-            "`inspect --runtime all` tells which runtimes could take each attention",
+            "the runtime that the targets onnx and contrib are narrowed to, such as ort-cpu "
+            "(fa-compiler docs runtimes); `inspect --runtime all` tells which runtimes could take each attention",
             details='A release is named as in "ort-cpu=1.27". None for what the operators\' schemas say.',
             metavar="NAME[=VERSION]",
             completed=tuple(RUNTIMES),

@@ -311,6 +311,7 @@ COMPLETIONS = {
     "fa-compiler optimize model.onnx --target on": "onnx ",
     "fa-compiler inspect model.onnx --runtime tens": "tensorrt ",
     "fa-compiler optimize model.onnx --assume binary": "binary-masks ",
+    "fa-compiler docs run": "runtimes ",
     "fa-compiler completion z": "zsh ",
 }
 

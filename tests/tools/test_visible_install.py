@@ -1,0 +1,42 @@
+"""What the installation of make demo and make test shows: each compiled file, and all of pip's output if it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tools import visible_install
+
+SHOWN = {
+    "  [3/58] Building CXX object CMakeFiles/kernel_avx2_decode.dir/kernel/decode/decode.cc.o": (
+        "[3/58] kernel_avx2_decode/kernel/decode/decode.cc"
+    ),
+    "  [58/58] Linking CXX shared module libfa_compiler_ort.so": "[58/58] libfa_compiler_ort.so",
+    "Collecting onnx>=1.17 (from fa_compiler==0.1.0)": "Collecting onnx>=1.17",
+    "Installing collected packages: numpy, rich": "Installing collected packages",
+    "  -- Detecting CXX compile features - done": None,
+    "  kernel/attention.cc:9:5: warning: unused variable": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("line", SHOWN)
+def test_what_is_shown_of_a_line(line: str) -> None:
+    assert visible_install.step(line) == SHOWN[line]
+
+
+def test_a_failure_shows_the_output_of_pip() -> None:
+    command = [sys.executable, visible_install.__file__, "--no-index", "-e", "/no/such/folder"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "/no/such/folder" in result.stdout
+
+
+def test_a_terminal_has_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "20")
+    for number in (1, 2):
+        visible_install.show(f"[{number}/2] a file with a long name")
+    assert capsys.readouterr().out == "\r\x1b[K[1/2] a file with a\r\x1b[K[2/2] a file with a"
