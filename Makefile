@@ -15,10 +15,10 @@
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
 #   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; the execution provider
-#                 on all releases that can load it, and in packages that make their own sessions; other tools on fused
-#                 graphs; rewritten graphs in OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node;
-#                 what we declare of ONNX Runtime's C interface beside its headers; sharded models in processes of MPI; at
-#                 the end make sweep
+#                 on all releases that can load it, and in packages that make their own sessions (the recipes of
+#                 docs/recipes.md; two of them need 9 GB of memory); other tools on fused graphs; rewritten graphs in
+#                 OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; what we declare of ONNX
+#                 Runtime's C interface beside its headers; sharded models in processes of MPI; at the end make sweep
 #   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first)
 #   make clean    remove what the above made
 #
@@ -104,8 +104,8 @@ docs: $(VENV)-docs/.docs
 	@echo "build/docs/index.html"
 
 # Files for Ascend are made without ONNX Runtime, which only judges them there: the newest one does.
-compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-packages/.packages $(VENV)-mpi/.mpi \
-		build/web/.web build/hosts/.hosts build/headers/.headers
+compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-packages/.packages $(VENV)-optimum/.sweep \
+		$(VENV)-mpi/.mpi build/web/.web build/hosts/.hosts build/headers/.headers
 	$(BIN)/python -m tools.compat.check_abi build/hosts build/headers $(HEADERS)
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
@@ -120,7 +120,8 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 	PYTHONPATH="$(CURDIR)" $(VENV)-tools/bin/python -m tools.compat.check_tools
 	PYTHONPATH="$(CURDIR)" $(VENV)-tools/bin/python -m tools.compat.check_runtimes
 	if [ -d build/hosts/node_modules ]; then PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.compat.check_hosts build/hosts/node_modules; fi
-	PYTHONPATH="$(CURDIR)" $(VENV)-packages/bin/python -m tools.compat.check_packages
+	PYTHONPATH="$(CURDIR)" $(VENV)-packages/bin/python -m tools.compat.check_packages packages
+	PYTHONPATH="$(CURDIR)" $(VENV)-optimum/bin/python -m tools.compat.check_packages optimum
 	PYTHONPATH="$(CURDIR)" $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
 	$(MAKE) sweep
 
@@ -195,11 +196,11 @@ $(VENV)-mpi/.mpi: pyproject.toml
 		networkx numpy ml_dtypes rich pytest pytest-xdist hypothesis
 	@touch $@
 
-# An environment with packages that make sessions of their own and ship a model with attention.
-$(VENV)-packages/.packages: pyproject.toml
-	$(PYTHON) -m venv $(VENV)-packages
-	$(VENV)-packages/bin/python -m pip install --quiet --disable-pip-version-check rapidocr arabic-name-romanizer \
-		onnxruntime onnx onnx-ir networkx numpy ml_dtypes rich
+# An environment with packages that make sessions of their own, and with what makes their models. torch has a fixed version
+# there, because the newest one may be a build for GPUs, of several gigabytes.
+$(VENV)-packages/.packages: tools/compat/requirements-packages.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	@touch $@
 
 # An environment with Sphinx, and with what the documented functions import.

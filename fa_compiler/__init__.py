@@ -9,6 +9,7 @@
     session = fa_compiler.InferenceSession("model.onnx")            # onnxruntime's, fusing while it loads
     fused = fa_compiler.FuseAttention()(ir_model).model             # a pass of onnx_ir, for pipelines in memory
     options.add_provider_for_devices(fa_compiler.register_provider(), {})    # or: in any session of ONNX Runtime
+    import fa_compiler.everywhere                                   # or: in all sessions of this process
     fa_compiler.plan("model.onnx", "model.plan")                    # the same for programs without Python
     fa_compiler.bench("model.onnx", [128, 2048]).measures           # how much faster, with how much memory
     fa_compiler.DecodingSession("decoder.onnx").step(inputs)        # a decoder whose session holds the caches

@@ -19,6 +19,7 @@ from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
+from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import ModelLike, read_proto
 
 Array = npt.NDArray[Any]
@@ -362,7 +363,7 @@ def _session(path: Path, name: str, proto: onnx.ModelProto, threads: int, optimi
     try:
         if _needs_library(opset.domain for opset in proto.opset_import):
             register_custom_ops(options)
-        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return OwnSession(str(path), options, providers=["CPUExecutionProvider"])
     except LibraryNotBuilt as error:
         raise InputError(f"{name} needs the custom-op library: {one_line(error)}") from None
     except ORT_ERRORS as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import mmap
 import os
@@ -19,6 +20,7 @@ import onnxruntime as ort
 from fa_compiler import op_registry
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import register_custom_ops
+from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.inline_weights import serialised
 from fa_compiler.model_files.reading import LoadedModel, load, load_bytes
 from fa_compiler.model_files.writing import relocate
@@ -32,14 +34,14 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 
 _HAS_FOLDER = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 22)
 
-_ARGUMENTS = frozenset(ort.InferenceSession.__init__.__code__.co_consts)
+_ARGUMENTS = frozenset(inspect.unwrap(ort.InferenceSession.__init__).__code__.co_consts)
 """Holds the names of all arguments that ONNX Runtime looks up in its **kwargs: they are constants of its code."""
 
 _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
 """The session options in which this module set `FOLDER`, and the value."""
 
 
-class InferenceSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is not typed
+class InferenceSession(OwnSession):
     """Drop-in for `onnxruntime.InferenceSession`: same arguments, same behaviour, faster attention.
 
     `fusion_report` tells what was fused. It is None for a model in ORT format, which is never changed (the library is

@@ -21,6 +21,7 @@ import pytest
 from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
+from fa_compiler.comparison.verification import verify
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix
 from fa_compiler.op_registry.soc import soc_version
@@ -250,6 +251,19 @@ def test_the_recipe_of_quantising_keeps_the_attention(tmp_path: Path, monkeypatc
     ids = np.ones((1, 8), np.int64)
     (hidden, *_) = names["session"].run(None, {"input_ids": ids, "attention_mask": ids})
     assert hidden.shape == (1, 8, 64)
+
+
+def test_the_recipe_of_onnx_ir_fuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = PAGES["recipes.md"]
+    block, *_ = re.findall(r"```python\n(.*?)```", text[text.index("### onnx_ir") :], re.DOTALL)
+    original = shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    assert "2 fused (of 2)" in capsys.readouterr().out
+    assert sum(node.op_type == "FlashAttention" for node in onnx.load("fused.onnx").graph.node) == 2
+    assert verify(original, "fused.onnx").same
 
 
 def test_every_environment_variable_is_documented() -> None:

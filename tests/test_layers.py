@@ -15,7 +15,7 @@ LAYERS = Layers(
     (
         *("version", "errors", "reference", "ops", "protos", "checks", "model_files", "pipeline", "fuse_pass"),
         *("session", "comparison", "decoding", "measuring", "page", "running", "parallel", "atc", "provider"),
-        *("command_line", "__main__"),
+        *("everywhere", "command_line", "__main__"),
     ),
     ("op_registry", "passes", "lowering"),
 )

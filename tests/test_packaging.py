@@ -131,13 +131,25 @@ def test_the_wheel_fits_every_python_and_holds_what_it_should(wheel: Path) -> No
     assert docs == {name for name in there if name.endswith((".md", ".svg"))}
     strangers = [name for name in names if "csrc" in name or "__pycache__" in name or name.endswith("ruff.toml")]
     assert not strangers
-    assert {name.partition("/")[0].partition("-")[0] for name in names} == {"fa_compiler"}
+    beside = {name for name in names if name.partition("/")[0].partition("-")[0] != "fa_compiler"}
+    assert beside == {"fa_compiler.pth", "_fa_compiler_startup.py"}
 
 
 def test_a_regular_installation_works_from_elsewhere(installed: Path, tmp_path: Path) -> None:
     package, library = run(PROBE, tmp_path, installed)
     assert Path(package).is_relative_to(installed)
     assert Path(library).is_relative_to(installed)
+
+
+@pytest.mark.parametrize("value", ["0", "1"])
+def test_the_environment_variable_of_an_installation(
+    value: str, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file that Python reads in site-packages when it starts."""
+    monkeypatch.setenv("FA_COMPILER_PROVIDER", value)
+    code = f"import site\nsite.addsitedir({str(installed)!r})\nimport onnxruntime\n"
+    (name,) = run(f"{code}print(onnxruntime.InferenceSession.__init__.__code__.co_name)", tmp_path, installed)
+    assert name == ("make_with_provider" if value == "1" else "__init__")
 
 
 def test_a_source_distribution_has_every_file_once(tmp_path: Path) -> None:

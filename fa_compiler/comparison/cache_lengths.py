@@ -29,6 +29,7 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort
 
+from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.passes import ShapeInfo
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import constant, input_of, is_op
@@ -352,7 +353,7 @@ def _computed(model: onnx.ModelProto, values: set[ir.Value], feeds: Mapping[str,
     options = ort.SessionOptions()
     options.log_severity_level = 4
     try:
-        session = ort.InferenceSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = OwnSession(part.SerializeToString(), options, providers=["CPUExecutionProvider"])
         results = session.run(wanted, {value.name: feeds[value.name] for value in session.get_inputs()})
     except Exception:  # ONNX Runtime's exceptions share no base class; the run of the model will report the error
         return found

@@ -41,6 +41,7 @@ from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
+from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.passes.answer.options import DECODE, DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import printable
@@ -571,7 +572,7 @@ class Runner:
         if folder is not None:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
         source = model if isinstance(model, bytes) else str(model)
-        self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        self._session = OwnSession(source, options, providers=["CPUExecutionProvider"])
 
     def run(self, feeds: Mapping[str, np.ndarray], buffers: Mapping[str, str]) -> dict[str, Any]:
         """The outputs of a run. `buffers` maps an input to the output that shares its memory."""

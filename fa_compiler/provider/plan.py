@@ -12,6 +12,7 @@ from fa_compiler import provider
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt
 from fa_compiler.lowering.ort.eager import ORT_ERRORS
+from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
 from fa_compiler.passes import Report
@@ -77,7 +78,7 @@ def _make_session(path: Path, name: str, level: Level) -> None:
     try:
         # Without the option, the plans of the environment would answer.
         options.add_provider_for_devices(provider.register_provider(), {"plan": ""})
-        ort.InferenceSession(path, options)
+        OwnSession(path, options)
     except LibraryNotBuilt as error:
         raise InputError(one_line(error)) from None
     except ORT_ERRORS as error:

@@ -13,6 +13,7 @@ from fa_compiler import op_registry
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, leave_cores, to_ort
+from fa_compiler.lowering.ort.own_session import OwnSession
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +54,7 @@ class Session:
             if not set(op_registry.DOMAINS).isdisjoint(domains):
                 register_custom_ops(options)
             source = model if isinstance(model, bytes) else str(model)
-            self._session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+            self._session = OwnSession(source, options, providers=["CPUExecutionProvider"])
         except LibraryNotBuilt as error:
             raise InputError(f"{name} needs the custom-op library: {one_line(error)}") from None
         except ORT_ERRORS as error:

@@ -18,6 +18,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state as pybind
 
 from fa_compiler.lowering.ort.library import OPERATORS, register_custom_ops
+from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.op_registry import (
     DOMAIN,
     VERSION,
@@ -264,7 +265,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
         leave_cores(options)
     options.add_session_config_entry(OPERATORS, ",".join(sorted({request.spec.name for request in requests.values()})))
     register_custom_ops(options)
-    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return OwnSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _output_type(
