@@ -422,12 +422,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         top = parser()
-        if argv == [] or (argv is None and len(sys.argv) == 1):
-            top.print_help(sys.stderr)
-            return BAD_INPUT
         if COMPLETING in os.environ:
             with contextlib.suppress(ImportError):
                 complete(top)
+        if argv == [] or (argv is None and len(sys.argv) == 1):
+            top.print_help(sys.stderr)
+            return BAD_INPUT
         args, others = top.parse_known_args(argv)
         if others:
             top.commands[args.command].unknown(others[0])

@@ -66,8 +66,8 @@ def _with_library(path: str) -> HowToRun:
         (
             Way("Python", _registered(path)),
             Way(
-                "Python, where other code makes the session, of this file or of the original",
-                ("python -m fa_compiler.provider script.py    # ONNX Runtime 1.23 or newer",),
+                "Python, where other code makes the sessions, of this file or of the original",
+                ("FA_COMPILER_PROVIDER=1 python script.py    # ONNX Runtime 1.23 or newer",),
             ),
             Way(
                 "C++",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.startup import as_installed
+from tests.startup import as_installed, beside_the_package
 
 from .builders import attention, saved
 
@@ -60,14 +60,23 @@ def test_the_variable(value: str, provider: str, folder: Path) -> None:
 
 
 def test_without_the_variable_nothing_is_imported(folder: Path) -> None:
-    """With it, one module and a flag of its syntax, until the program imports onnxruntime."""
-    program = "import sys\nprint(len(sys.meta_path), *sorted(sys.modules))"
-    first, *modules = run(program, folder)[0][0].split()
+    """With it, one module and a flag of its syntax, until the program imports onnxruntime. Other packages, such as an
+    editable one, have files that Python reads when it starts, too, so only those of this package are read here."""
+    site = folder / "site"
+    site.mkdir()
+    beside_the_package(site)
+    program = f"import site, sys; site.addsitedir({str(site)!r}); print(len(sys.meta_path), *sorted(sys.modules))"
+
+    def started(**variables: str) -> tuple[int, set[str]]:
+        command = [sys.executable, "-S", "-c", program]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+        finders, *modules = done.stdout.split()
+        return int(finders), {*modules}
+
+    finders, modules = started()
     assert "fa_compiler" not in modules
-    assert run(program, folder, FA_COMPILER_PROVIDER="0")[0][0].split() == [first, *modules]
-    with_finder, *with_module = run(program, folder, FA_COMPILER_PROVIDER="1")[0][0].split()
-    assert int(with_finder) == int(first) + 1
-    assert {*with_module} - {*modules} == {"_fa_compiler_startup", "__future__"}
+    assert started(FA_COMPILER_PROVIDER="0") == (finders, modules)
+    assert started(FA_COMPILER_PROVIDER="1") == (finders + 1, modules | {"_fa_compiler_startup", "__future__"})
 
 
 def test_child_processes_have_the_variable(folder: Path) -> None:
@@ -128,9 +137,17 @@ def test_what_fails_does_not_end_the_program(value: str, spoilt: str, reason: st
 
 
 def test_a_package_that_cannot_be_imported(folder: Path) -> None:
-    """Another fa_compiler comes first, as a damaged installation would."""
-    (folder / "fa_compiler.py").write_text("raise RuntimeError('two\\nlines')")
-    lines, told = run("import onnxruntime as ort" + MAKE + MAKE, folder, FA_COMPILER_PROVIDER="1")
+    """As in a damaged installation."""
+    damaged = """
+import sys
+class Damaged:
+    def find_spec(self, name, path=None, target=None):
+        if name == "fa_compiler":
+            raise RuntimeError("two\\nlines")
+sys.meta_path.insert(0, Damaged())
+import onnxruntime as ort
+"""
+    lines, told = run(damaged + MAKE + MAKE, folder, FA_COMPILER_PROVIDER="1")
     assert lines == [PLAIN, PLAIN]
     assert told == "fa_compiler: sessions run without fused attention: RuntimeError: two lines\n"
 
