@@ -78,7 +78,7 @@ neon: $(VENV)/.tools
 	PATH="$(BIN):$$PATH" lowering/ort/csrc/neon.sh build/neon
 
 wheels: $(VENV)-wheels/.wheels
-	@echo "two wheels in 5 to 10 minutes on two cores; later ones compile what has changed"
+	@echo "two wheels: the first time 4 to 10 minutes on two cores, later only what has changed is compiled"
 	$(VENV)-wheels/bin/python .ci/wheels/build.py
 	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
 

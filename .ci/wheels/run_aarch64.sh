@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the aarch64 wheel beside ONNX Runtime's own aarch64 wheel, and runs 500 tests of tests/lowering with it, in an
+# Installs the aarch64 wheel beside ONNX Runtime's own aarch64 wheel, and runs 600 tests of tests/lowering with it, in an
 # aarch64 Python under qemu-user: some minutes.
 #
 #   usage: run_aarch64.sh WHEEL FOLDER [pytest's arguments]
