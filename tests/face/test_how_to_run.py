@@ -43,7 +43,7 @@ def test_the_lines_of_python_run_the_file(target: Target, way: int, tmp_path: Pa
 def test_every_target_and_runtime() -> None:
     """A file needs the library, ATC or nothing; what it does not need is not named."""
     assert "RegisterCustomOpsLibrary" in str(how_to_run("out.onnx"))
-    assert "python -m fa_compiler.provider" in str(how_to_run("out.onnx"))
+    assert "FA_COMPILER_PROVIDER=1 python script.py" in str(how_to_run("out.onnx"))
     (atc,) = how_to_run("my model.onnx", "ascend").ways[0].lines
     assert parser().parse_args(shlex.split(atc)[1:]).model == Path("my model.onnx")
     for runtime in (None, *RUNTIMES):
