@@ -17,6 +17,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.comparison.feeds import save_arrays
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import eager
+from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import load
 from fa_compiler.op_registry import collectives
 from fa_compiler.parallel import cores
@@ -67,14 +68,14 @@ def test_ranks_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_threads(RANKS, cores.threads_of_rank) == [2] * RANKS
     assert cores.threads_of_rank(Alone()) == 0
     made: list[tuple[int, str]] = []
-    inference = ort.InferenceSession
+    make = OwnSession.__init__
 
-    def noted(model: bytes, options: ort.SessionOptions, **words: Any) -> ort.InferenceSession:
+    def noted(session: OwnSession, model: bytes, options: ort.SessionOptions, **words: Any) -> None:
         stop = options.get_session_config_entry("session.force_spinning_stop")
         made.append((options.intra_op_num_threads, stop))
-        return inference(model, options, **words)
+        make(session, model, options, **words)
 
-    monkeypatch.setattr(ort, "InferenceSession", noted)
+    monkeypatch.setattr(OwnSession, "__init__", noted)
     eager._session.cache_clear()
     model, feeds = sharded("llama", RANKS, "ring").path, text("llama", 13)
     run_threads(RANKS, lambda own: ShardedSession(model, own).run(feeds))
