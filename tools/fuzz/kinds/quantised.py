@@ -41,6 +41,8 @@ HALVES = 19
 NARROW = {"int4": ("int8", -8, 7), "uint4": ("uint8", 0, 15)}
 """Types that no input of NumPy has: the type it has instead, and the numbers."""
 STEPS = {"int4": 0.3, "uint4": 0.2, "int8": 0.02, "uint8": 0.02}
+LOW = 1e4
+"""A mask subtracts this number."""
 STEP = 0.01
 """The scale of wider integers, which are fed with small numbers."""
 Move = Callable[[str, list[Size]], tuple[str, list[Size]]]
@@ -61,6 +63,8 @@ class Quantised(GraphKind):
 
         judge = Judge(case.model, fed, assume, seed % 32 == 0, note, f"{target}, ")
         judge.target, judge.truth, judge.levels = target, plain, LEVELS
+        if made.adds_low:  # scores of a row without a key are rounded to the last bit of that number, in any order
+            judge.rough = float(np.spacing(np.float32(LOW))) / BASE["float32"]
         judge.runtime = None if target == "ort" else RUNTIME
         judge.terms = lambda _, name: made.steps.get(name, 0.0) / BASE["float32"]
         return judge
@@ -84,6 +88,8 @@ class _Composer:
         opened = frozenset(letter for letter in "BST" if rng.random() < 0.35)
         self.g = Graph(rng, sizes, opened, rng.choice(OPSETS))
         self.dtype = "float16" if self.g.opset >= HALVES and rng.random() < 0.12 else "float32"
+        self.adds_low = False
+        """Is `LOW` added to the scores?"""
         self.steps: dict[str, float] = {}
         """How far an output may be off: by the step between two integers that it was rounded to."""
         self.roundings: list[onnx.NodeProto] = []
@@ -342,11 +348,12 @@ class _Composer:
                 case "bias":
                     scores = g.op("Add", scores, self._real(f"b{len(g.inputs)}", dims))
                 case "bool":
-                    low = g.number(-1e4, self.dtype)
+                    low = g.number(-LOW, self.dtype)
                     scores = g.op("Where", g.input("bool", "bool", dims), scores, low)
                 case _:
                     kept = g.cast(g.input("int01", "int64", dims), self.dtype)
-                    low = g.const(-1e4, self.dtype)
+                    self.adds_low = True
+                    low = g.const(-LOW, self.dtype)
                     scores = g.op("Add", scores, g.op("Mul", g.op("Sub", g.const(1.0, self.dtype), kept), low))
         return scores
 
