@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import onnx
 
-from fa_compiler.atc.sizes import DYNAMIC, Size, Sizes
+from fa_compiler.atc.sizes import DYNAMIC, Size, Sizes, atc_size
 from fa_compiler.errors import InputError
 from fa_compiler.protos.subgraphs import graphs_below
 
@@ -40,18 +40,43 @@ def with_gears(sizes: Sizes, gears: Sequence[Sequence[int]]) -> dict[str, tuple[
 
 
 def gears_of_model(gears: Sequence[Sequence[int]], given: Sizes, full: Sizes) -> tuple[tuple[int, ...], ...]:
-    """The gears in the order of the model's inputs, which ATC expects. The user's gears follow --input-shape.
-
-    Raises:
-        InputError: a gear varies a size that the model, or another input with the same symbol, fixes.
-    """
+    """The gears in the order of the model's inputs, which ATC expects. The user's gears follow --input-shape."""
     columns = dict(zip(_dynamic_axes(given), zip(*gears, strict=True), strict=False))
-    places = _dynamic_axes(full)
-    for name, axis in columns.keys() - set(places):
-        raise InputError(
-            f"--dynamic-dims has gears for axis {axis} of {name!r}, which is {full[name][axis]} in any case"
+    return tuple(zip(*(columns[place] for place in _dynamic_axes(full)), strict=True)) if gears else ()
+
+
+def check_symbols(proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence[int]]) -> None:
+    """Raise InputError for a group of gears that gives one symbol of the model two sizes.
+
+    Args:
+        sizes: those of all inputs of the model.
+        gears: in the order of the model's inputs.
+    """
+    dims = {value.name: value.type.tensor_type.shape.dim for value in model_inputs(proto)}
+    symbols = [dims[name][axis].dim_param for name, axis in _dynamic_axes(sizes)]
+    for group in gears:
+        known: dict[str, int] = {}
+        for symbol, size in zip(symbols, group, strict=True):
+            if symbol and known.setdefault(symbol, size) != size:
+                raise InputError(
+                    f"--dynamic-dims gives {symbol!r} two sizes in the group {','.join(map(str, group))}: "
+                    f"{known[symbol]} and {size}; it is one size in the model"
+                )
+
+
+def extreme_groups(sizes: Sizes, gears: Sequence[Sequence[int]]) -> list[dict[str, tuple[int, ...]]]:
+    """The sizes of all inputs in those groups of gears that have the smallest or the largest size of an axis."""
+    ends = {end(gears, key=lambda group: group[column]) for column in range(len(gears[0])) for end in (min, max)}
+    filled = []
+    for group in ends:
+        values = iter(group)
+        filled.append(
+            {
+                name: tuple(size if isinstance(size, int) else next(values) for size in shape)
+                for name, shape in sizes.items()
+            }
         )
-    return tuple(zip(*(columns[place] for place in places), strict=True)) if gears else ()
+    return filled
 
 
 def _dynamic_axes(sizes: Sizes) -> list[tuple[str, int]]:
@@ -78,11 +103,12 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
         if kind not in (None, "tensor_type"):
             what = kind.removesuffix("_type").replace("_", " ")
             raise InputError(f"{name}: the input {value.name!r} has the type {what!r}, and ATC takes only tensors")
-    symbols: dict[str, int] = {}
+    given: dict[str, Size] = {}
     for key, shape in sizes.items():
         if key not in inputs:
             raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
-        _fix_input(inputs[key], shape, symbols)
+        _fix_input(inputs[key], shape, given)
+    symbols = {symbol: size for symbol, size in given.items() if isinstance(size, int)}
     for graph in (fixed.graph, *graphs_below(fixed.graph)):
         for value in (*graph.input, *graph.output, *graph.value_info):
             for dim in value.type.tensor_type.shape.dim:
@@ -91,7 +117,8 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     return fixed
 
 
-def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], symbols: dict[str, int]) -> None:
+def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[str, Size]) -> None:
+    """Set the fixed sizes of one input. `given` are the sizes that symbols have been given."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         tensor.shape.SetInParent()
@@ -99,20 +126,21 @@ def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], symbols: dict[
             tensor.shape.dim.add()
     if len(tensor.shape.dim) != len(shape):
         raise InputError(f"input {value.name!r} has {len(tensor.shape.dim)} dimensions, --input-shape {len(shape)}")
-    for dim, size in zip(tensor.shape.dim, shape, strict=True):
+    for axis, (dim, size) in enumerate(zip(tensor.shape.dim, shape, strict=True)):
         if dim.HasField("dim_value"):
-            if size != dim.dim_value and not (isinstance(size, tuple) and _within(dim.dim_value, size)):
-                raise InputError(f"input {value.name!r} has the size {dim.dim_value} where --input-shape has {size}")
-        elif isinstance(size, int):
-            if dim.dim_param and symbols.setdefault(dim.dim_param, size) != size:
+            if size != dim.dim_value:
                 raise InputError(
-                    f"--input-shape gives {dim.dim_param!r} two sizes: {symbols[dim.dim_param]} and {size}"
+                    f"input {value.name!r} has the size {dim.dim_value} where --input-shape has {atc_size(size)} "
+                    f"(axis {axis}): the model fixes this size"
                 )
+            continue
+        if dim.dim_param and (known := given.setdefault(dim.dim_param, size)) != size:
+            raise InputError(
+                f"--input-shape gives {dim.dim_param!r} two sizes: {atc_size(known)} and {atc_size(size)}; it is one "
+                "size in the model"
+            )
+        if isinstance(size, int):
             dim.dim_value = size
-
-
-def _within(size: int, bounds: tuple[int, int]) -> bool:
-    return bounds[0] <= size and (bounds[1] == -1 or size <= bounds[1])
 
 
 def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple[Size, ...]]:

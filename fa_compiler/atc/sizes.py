@@ -17,6 +17,16 @@ DYNAMIC: Size = (1, -1)
 
 _SIZE = re.compile(r"(?P<fixed>\d{1,10})|(?P<open>-1)|(?P<low>\d{1,10})~(?P<high>\d{1,10}|-1)")
 
+_NOT_ASCII = {
+    "\uff0c": "a full-width comma",
+    "\uff1b": "a full-width semicolon",
+    "\uff1a": "a full-width colon",
+    "\uff5e": "a full-width tilde",
+    "\u201c": "a typographic quotation mark",
+    "\u201d": "a typographic quotation mark",
+}
+"""Signs that input methods make of ASCII's."""
+
 
 def parse_shapes(text: str) -> dict[str, tuple[Size, ...]]:
     """The sizes of each input from a text such as "ids:1,128;mask:1~8,-1". Nothing follows the colon of a scalar.
@@ -25,6 +35,8 @@ def parse_shapes(text: str) -> dict[str, tuple[Size, ...]]:
         InputError: the text does not have this form, or names an input twice.
     """
     shapes: dict[str, tuple[Size, ...]] = {}
+    if wrong := next((sign for sign in text if sign in _NOT_ASCII), None):
+        raise InputError(f"--input-shape has {_NOT_ASCII[wrong]}, {wrong!r}: use the sign of ASCII")
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         name, colon, dims = part.rpartition(":")
         if not colon or not name:
@@ -69,10 +81,11 @@ def parse_gears(text: str) -> tuple[tuple[int, ...], ...]:
 
 def atc_text(sizes: Sizes) -> str:
     """The sizes in the notation of ATC's --input_shape."""
-    return ";".join(f"{name}:{','.join(map(_atc_size, shape))}" for name, shape in sizes.items())
+    return ";".join(f"{name}:{','.join(map(atc_size, shape))}" for name, shape in sizes.items())
 
 
-def _atc_size(size: Size) -> str:
+def atc_size(size: Size) -> str:
+    """One size in this notation."""
     if isinstance(size, int):
         return str(size)
     return "-1" if size[1] == -1 else f"{size[0]}~{size[1]}"

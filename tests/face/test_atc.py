@@ -129,12 +129,51 @@ def test_gears_follow_the_inputs_of_the_model(tmp_path: Path, route: str) -> Non
     assert {"--input_shape=a:-1,4;b:-1,4", "--dynamic_dims=1,8;2,16"} <= {*line}
 
 
-def test_a_gear_of_a_fixed_size_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["a:3,4;b:-1,4", "--dynamic-dims", "1;2"], "--input-shape gives 'n' two sizes: 3 and -1; it is one size"),
+        (["a:1~4,4;b:1~8,4"], "--input-shape gives 'n' two sizes: 1~4 and 1~8; it is one size in the model"),
+        (["a:-1,4;b:-1,4", "--dynamic-dims", "1,1;2,3"], "gives 'n' two sizes in the group 2,3: 2 and 3; it is one"),
+        (
+            ["a:-1,-1;b:-1,4", "--dynamic-dims", "1,4,1;2,4,2"],
+            "has the size 4 where --input-shape has -1 (axis 1): the",
+        ),
+        (["a:1~2,1~8;b:1~2,4"], "input 'a' has the size 4 where --input-shape has 1~8 (axis 1): the model fixes this"),
+        (["a\uff1a2\uff0c4"], "--input-shape has a full-width colon, '\uff1a': use the sign of ASCII"),
+    ],
+)
+def test_sizes_that_the_model_does_not_leave_open_are_refused(
+    words: list[str], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = saved(two_rows("n"), tmp_path / "model.onnx")
-    words = ["--input-shape", "a:3,4;b:-1,4", "--dynamic-dims", "1;2", "--quiet"]
-    assert main(["atc", str(model), "-o", str(tmp_path / "out"), *SOC, *words]) == 2
-    assert "gears for axis 0 of 'b', which is 3 in any case" in capsys.readouterr().err
+    assert main(["atc", str(model), "-o", str(tmp_path / "out"), *SOC, "--input-shape", *words]) == 2
+    assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("route", ["air", "onnx"])
+def test_gears_with_which_the_model_cannot_run(route: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The table of positions ends at 3, which a group in the middle of the list exceeds."""
+    model = two_rows("n")
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((3, 4), np.float32), "table"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([0], np.int64), "zero"))
+    del model.graph.node[:]
+    model.graph.node.extend(
+        [
+            helper.make_node("Shape", ["a"], ["n"], end=1),
+            helper.make_node("Slice", ["table", "zero", "n", "zero"], ["positions"]),
+            helper.make_node("Add", ["a", "positions"], ["placed"], "place"),
+            helper.make_node("Add", ["placed", "b"], [model.graph.output[0].name]),
+        ]
+    )
+    words = ["--route", route, "--input-shape", "a:-1,4;b:-1,4", "--quiet"]
+    path = str(saved(model, tmp_path / "model.onnx"))
+    gears = ["--dynamic-dims", "1,1;5,5;2,2"]
+    assert main(["atc", path, "-o", str(tmp_path / "out"), *SOC, *words, *gears]) == 2
+    assert "cannot run with these sizes: place: the shapes [5, 4], [3, 4] do not broadcast" in capsys.readouterr().err
+    gears = ["--dynamic-dims", "1,1;3,3;2,2"]
+    assert main(["atc", path, "-o", str(tmp_path / "out"), *SOC, *words, *gears]) == 0
 
 
 def test_a_size_counts_wherever_its_name_stands(tmp_path: Path) -> None:

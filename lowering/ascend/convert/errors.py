@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+SHOWN = 3
+"""A sentence about several nodes names this many of them."""
+
 
 class CannotMapError(Exception):
     """A node cannot be converted: the reason as a sentence, and an alternative if there is one."""
@@ -25,8 +28,12 @@ class UnmappedNode:
     alternative: str = ""
 
     def __str__(self) -> str:
+        return self.told(f"'{self.name}'")
+
+    def told(self, named: str) -> str:
+        """The sentence about nodes of this type that are named so."""
         advice = f"; {self.alternative}" if self.alternative else ""
-        return f"{self.op_type} '{self.name}': {self.reason}{advice}"
+        return f"{self.op_type} {named}: {self.reason}{advice}"
 
 
 class UnmappedError(Exception):
@@ -36,8 +43,17 @@ class UnmappedError(Exception):
         self.model = model
         self.nodes = tuple(nodes)
         what = "1 node has" if len(nodes) == 1 else f"{len(nodes)} nodes have"
-        lines = "".join(f"\n  {node}" for node in nodes)
+        alike: dict[tuple[str, str, str], list[UnmappedNode]] = {}
+        for node in nodes:
+            alike.setdefault((node.op_type, node.reason, node.alternative), []).append(node)
+        lines = "".join(f"\n  {group[0].told(_named(group))}" for group in alike.values())
         super().__init__(f"{model}: {what} no counterpart among GE's operators:{lines}")
+
+
+def _named(nodes: Sequence[UnmappedNode]) -> str:
+    """The names of nodes with one reason; of many the first ones."""
+    names = ", ".join(f"'{node.name}'" for node in nodes[:SHOWN])
+    return names if len(nodes) <= SHOWN else f"{names} and {len(nodes) - SHOWN} more"
 
 
 class UnreadableError(Exception):

@@ -13,10 +13,10 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as rt
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from fa_compiler.lowering.ascend.air import parse, serialise
-from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import UnmappedError, from_ge, to_ge
 
 RNG = np.random.default_rng(3)
 STEP = 1e-3
@@ -138,6 +138,30 @@ def test_accumulation_adds_or_overwrites() -> None:
     for overwrite in (True, False):
         made = through_ge(nodes, [old, new, np.array([overwrite])])
         np.testing.assert_allclose(made[0], new if overwrite else old + new)
+
+
+@pytest.mark.parametrize("outputs", [["flag"], ["flag", "unread"]])
+def test_an_accumulation_in_place_is_refused(outputs: list[str]) -> None:
+    """The sum would be in a buffer that a GE graph does not give back; what makes the gradient would be dead."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "x"], ["dy"], "gradient"),
+        *(
+            helper.make_node("InPlaceAccumulatorV2", ["buffer", "dy"], [f"{number}_{each}" for each in outputs],
+                             f"accumulate_{number}", domain=MICROSOFT)
+            for number in range(5)
+        ),
+    ]  # fmt: skip
+    square = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 2]) for name in ("x", "buffer")]
+    flags = [helper.make_tensor_value_info(f"{number}_flag", TensorProto.BOOL, [1]) for number in range(5)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "step", square, flags),
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid(MICROSOFT, 1)],
+    )
+    with pytest.raises(UnmappedError) as caught:
+        to_ge(ir.from_proto(model))
+    (line,) = str(caught.value).splitlines()[1:]
+    assert "'accumulate_0', 'accumulate_1', 'accumulate_2' and 2 more: it adds a gradient into its first input" in line
+    assert line.endswith("make its second output, updated_buffer, an output of the model")
 
 
 def test_scale_divides_or_multiplies() -> None:

@@ -122,7 +122,16 @@ def _cross_entropy_grad(call: OnnxCall) -> Tensor:
 
 @handles("InPlaceAccumulatorV2", domain=MICROSOFT)
 def _accumulate(call: OnnxCall) -> Sequence[Tensor]:
-    """The sum of the old and the new gradient, or the new one if an input says to overwrite. Output 0 is a flag."""
+    """The sum of the old and the new gradient, or the new one if an input says to overwrite. Output 0 is a flag.
+
+    The operator also adds into its first input, in place. A GE graph does not give this back, so the sum has to be an
+    output of the node that something reads.
+    """
+    if len(call.node.outputs) < 2 or not (call.node.outputs[1].uses() or call.node.outputs[1].is_graph_output()):
+        raise CannotMapError(
+            "it adds a gradient into its first input, in place, and a GE graph does not give this back",
+            "make its second output, updated_buffer, an output of the model",
+        )
     overwrite = call.array(2) if call.has(2) else np.zeros(1)
     if overwrite is None:
         flag = call.x(2)
