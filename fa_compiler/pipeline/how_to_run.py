@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from dataclasses import dataclass
 
+import onnx
+
+from fa_compiler.op_registry.products import product
+from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
 """The execution providers of the runtimes that are ONNX Runtime on another processor."""
 SOC_VERSION = "Ascend910B2"
-"""The product in the example for ATC."""
+"""The product for ATC if the user named none."""
 
 
 @dataclass(frozen=True)
@@ -38,25 +43,31 @@ class HowToRun:
         return "\n".join(lines)
 
 
-def how_to_run(path: str | os.PathLike[str], target: str = Options.target, runtime: str | None = None) -> HowToRun:
+def how_to_run(
+    path: str | os.PathLike[str], options: Options | None = None, proto: onnx.ModelProto | None = None
+) -> HowToRun:
     """How to run a fused file.
 
     Args:
         path: the file that `optimize` wrote.
-        target: the target that it was written for.
-        runtime: the name of the runtime that the targets "onnx" and "contrib" were narrowed to.
+        options: the options that it was written with, by default those of `optimize`.
+        proto: the model, which names its inputs.
     """
-    place = os.fspath(path)
-    if target == "ort":
+    place, options = os.fspath(path), options or Options()
+    if options.target == "ort":
         return _with_library(place)
-    return _with_atc(place) if target == "ascend" else _without_library(place, runtime)
+    if options.target == "ascend":
+        return _with_atc(place, options, proto)
+    return _without_library(place, None if options.runtime is None else options.runtime.name)
 
 
-def how_to_run_result(path: str | os.PathLike[str], report: Report, options: Options) -> HowToRun | None:
+def how_to_run_result(
+    path: str | os.PathLike[str], report: Report, options: Options, proto: onnx.ModelProto
+) -> HowToRun | None:
     """How the file of a run is run; None if it holds no fused attention and so is run as before."""
     if not (report.count("fused") or report.count("already_fused")):
         return None
-    return how_to_run(path, options.target, None if options.runtime is None else options.runtime.name)
+    return how_to_run(path, options, proto)
 
 
 def _with_library(path: str) -> HowToRun:
@@ -90,16 +101,47 @@ def _registered(path: str) -> tuple[str, ...]:
     )
 
 
-def _with_atc(path: str) -> HowToRun:
-    words = ["fa-compiler", "atc", path, "-o", "folder", "--soc-version", SOC_VERSION]
-    command = f'{shlex.join(words)} --input-shape "NAME:1,128"'
+def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> HowToRun:
+    words = ["fa-compiler", "atc", path, "-o", "folder", "--soc-version", _soc_version(options)]
+    if options.cann is not None:
+        words += ["--cann", options.cann]
+    if options.assume:
+        words += ["--assume", ",".join(sorted(options.assume))]
+    command, needs = shlex.join(words), "Its operators are those of Ascend. The next command writes the folder that ATC"
+    if sizes := "" if proto is None else _open_sizes(proto):
+        command += f' --input-shape "{sizes}"'
+        needs += " compiles; replace each name of a size in it by a number, a range such as 1~512, or -1."
+    else:
+        needs += " compiles."
     return HowToRun(
-        "Its operators are those of Ascend. The next command writes the folder that ATC compiles.",
+        needs,
         (
             Way("for the device", (command,)),
             Way("on this machine's CPU, in Python", _registered(path)),
         ),
     )
+
+
+def _soc_version(options: Options) -> str:
+    """The product that the file was written for, as ATC names it; of a family the first member."""
+    if options.soc_version is None:
+        return SOC_VERSION
+    if options.soc_version in soc_versions():
+        return options.soc_version
+    family = product(options.soc_version)
+    return next(name for name in soc_versions() if re.fullmatch(family.pattern, name))
+
+
+def _open_sizes(proto: onnx.ModelProto) -> str:
+    """The inputs with sizes that are open, in the notation of --input-shape; empty if all sizes are fixed."""
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    inputs = {}
+    for value in proto.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if value.name not in weights and not all(dim.HasField("dim_value") for dim in dims):
+            sizes = (str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "SIZE" for dim in dims)
+            inputs[value.name] = ",".join(sizes)
+    return ";".join(f"{name}:{sizes}" for name, sizes in inputs.items())
 
 
 def _without_library(path: str, runtime: str | None) -> HowToRun:

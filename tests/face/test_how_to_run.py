@@ -14,6 +14,7 @@ from fa_compiler.command_line.main import parser
 from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.pipeline.how_to_run import how_to_run
+from fa_compiler.pipeline.options import make_options
 
 from .builders import attention, feeds, saved
 
@@ -33,7 +34,7 @@ def test_the_lines_of_python_run_the_file(target: Target, way: int, tmp_path: Pa
     path = tmp_path / 'a "fused" model.onnx'
     result = fa_compiler.optimize(original, path, target=target)
     assert result.report.count("fused") == 1
-    session = executed(how_to_run(path, target).ways[way].lines)
+    session = executed(how_to_run(path, make_options(target)).ways[way].lines)
     inputs = feeds()
     (expected,) = onnxruntime.InferenceSession(original).run(None, inputs)
     (computed,) = session.run(None, inputs)
@@ -44,13 +45,28 @@ def test_every_target_and_runtime() -> None:
     """A file needs the library, ATC or nothing; what it does not need is not named."""
     assert "RegisterCustomOpsLibrary" in str(how_to_run("out.onnx"))
     assert "FA_COMPILER_PROVIDER=1 python script.py" in str(how_to_run("out.onnx"))
-    (atc,) = how_to_run("my model.onnx", "ascend").ways[0].lines
-    assert parser().parse_args(shlex.split(atc)[1:]).model == Path("my model.onnx")
     for runtime in (None, *RUNTIMES):
-        shown = str(how_to_run("out.onnx", "contrib", runtime))
+        shown = str(how_to_run("out.onnx", make_options("contrib", runtime=runtime)))
         assert "fa_compiler" not in shown
         assert "needs no library" in shown
         assert '"out.onnx"' in shown or "any other ONNX file" in shown
-    assert "CUDAExecutionProvider" in str(how_to_run("out.onnx", "onnx", "ort-cuda"))
-    assert "openvino.Core()" in str(how_to_run("out.onnx", "onnx", "openvino"))
-    assert "onnxruntime-web" in str(how_to_run("out.onnx", "contrib", "ort-webgpu"))
+    assert "CUDAExecutionProvider" in str(how_to_run("out.onnx", make_options("onnx", runtime="ort-cuda")))
+    assert "openvino.Core()" in str(how_to_run("out.onnx", make_options("onnx", runtime="openvino")))
+    assert "onnxruntime-web" in str(how_to_run("out.onnx", make_options("contrib", runtime="ort-webgpu")))
+
+
+@pytest.mark.parametrize(
+    ("soc", "named"),
+    [(None, "Ascend910B2"), ("Ascend310P3", "Ascend310P3"), ("A3", "Ascend910_9362"), ("310P", "Ascend310P1")],
+)
+def test_the_command_for_atc_has_what_the_file_was_written_for(soc: str | None, named: str) -> None:
+    """The product, the version, the assumptions, and the inputs with open sizes."""
+    options = make_options("ascend", soc_version=soc, cann="8.5.0", assume=["no-empty-rows", "binary-masks"])
+    model = attention(batch="n", length=8)
+    (line,) = how_to_run("my model.onnx", options, model).ways[0].lines
+    args = parser().parse_args(shlex.split(line)[1:])
+    assert (args.model, args.soc_version, args.cann) == (Path("my model.onnx"), named, "8.5.0")
+    assert args.assume == ["binary-masks,no-empty-rows"]
+    assert args.input_shape == ";".join(f"{value.name}:n,4,8,16" for value in model.graph.input)
+    fixed = attention(batch=2, length=8)
+    assert "--input-shape" not in str(how_to_run("model.onnx", options, fixed))
