@@ -21,6 +21,7 @@ GROUPS = {
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),
     "operators": ("atc_front_end", "calls", "wrong_calls"),
+    "programs": ("commands", "verify"),
     "provider": ("plan_bytes", "sessions"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
 }
