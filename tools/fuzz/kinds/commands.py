@@ -221,6 +221,7 @@ def _interrupted(rng: random.Random, folder: Path) -> Outcome:
     done = subprocess.run(
         [sys.executable, "-c", HASTY, str(place), str(int(number)), *words],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=WAIT_S,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a search in the background ignores it
     )  # fmt: skip
     left = sorted(path.name for path in folder.iterdir() if path.name != "model.onnx")
     if done.returncode == 0 and left == ["out.onnx"]:
