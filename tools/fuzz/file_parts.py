@@ -4,10 +4,11 @@ does not. `as_checked` leaves out the latter."""
 from __future__ import annotations
 
 import random
+from functools import cache
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, defs, helper, numpy_helper
 
 from tests.passes import near_misses
 
@@ -16,6 +17,16 @@ OWN = "fa.test"
 NAMED = ((OWN, "Gelu"), (OWN, "Neg"), ("com.microsoft", "Gelu"), ("com.microsoft", "QuickGelu"), ("", "Softsign"))
 """Names of functions: the last three are those of operators, which ONNX Runtime runs in place of the function."""
 DEPRECATED = "GroupNormalization"
+KINDS = {
+    "tensor(float)": "float32",
+    "tensor(double)": "float64",
+    "tensor(float16)": "float16",
+    "tensor(int64)": "int64",
+    "tensor(int32)": "int32",
+    "tensor(int8)": "int8",
+    "tensor(uint8)": "uint8",
+    "tensor(bool)": "bool",
+}
 GROUPED = range(18, 21)
 """The opsets for whose GroupNormalization ONNX Runtime has a definition that ONNX calls deprecated."""
 
@@ -74,6 +85,42 @@ def deprecated(model: onnx.ModelProto, rng: random.Random) -> str | None:
     model.graph.node.append(helper.make_node(DEPRECATED, given, [fresh], name=fresh, num_groups=2))
     model.graph.output.append(helper.make_tensor_value_info(fresh, TensorProto.FLOAT, None))
     return f"{DEPRECATED} beside it"
+
+
+@cache
+def _operators(opset: int) -> list[tuple[str, int, list[str]]]:
+    """The operators of one or two operands of one type that need no attributes: name, operands, and types."""
+    found = []
+    for name in sorted({schema.name for schema in defs.get_all_schemas() if schema.domain == ""}):
+        if not defs.has(name, opset, ""):
+            continue
+        schema = defs.get_schema(name, opset, "")
+        words = {port.type_str for port in (*schema.inputs, *schema.outputs)}
+        types = [each.allowed_type_strs for each in schema.type_constraints if {each.type_param_str} == words]
+        needed = any(attribute.required for attribute in schema.attributes.values())
+        if types and not needed and len(schema.inputs) in (1, 2) and len(schema.outputs) == 1:
+            known = [each for each in types[0] if each in KINDS]
+            found.append((name, len(schema.inputs), known))
+    return found
+
+
+def operator_beside(model: onnx.ModelProto, rng: random.Random) -> str | None:
+    """An operator of any type makes an output of its own."""
+    (opset,) = (each.version for each in model.opset_import if each.domain in ("", "ai.onnx"))
+    name, count, kinds = rng.choice(_operators(opset))
+    if not kinds:
+        return None
+    kind = KINDS[rng.choice(kinds)]
+    fresh = f"beside{len(model.graph.node)}"
+    number = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+    given = [f"{fresh}_{place}" for place in range(count)]
+    numbers = np.random.default_rng(rng.getrandbits(32))
+    for value in given:
+        array = (numbers.random((4, 4)) * 3).astype(kind)
+        model.graph.initializer.append(numpy_helper.from_array(array, value))
+    model.graph.node.append(helper.make_node(name, given, [fresh], name=fresh))
+    model.graph.output.append(helper.make_tensor_value_info(fresh, number, None))
+    return f"{name} of {kind} beside it"
 
 
 def as_checked(model: onnx.ModelProto) -> onnx.ModelProto:

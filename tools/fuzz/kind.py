@@ -17,7 +17,7 @@ from tools.fuzz import kinds
 GROUPS = {
     "graphs": (
         *("bounds", "compose", "gradients", "growth", "mask_plans", "mutate", "quantised", "ready_made"),
-        *("runtimes", "schema_calls", "shapes", "spellings", "symbolic", "tested"),
+        *("runtimes", "schema_calls", "shapes", "spellings", "steps", "symbolic", "tested"),
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),
     "operators": ("atc_front_end", "calls", "wrong_calls"),
