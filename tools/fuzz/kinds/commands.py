@@ -36,26 +36,32 @@ from tools.processes import ROOT
 
 OLD = b"what was there"
 INTERRUPTED = (main.INTERRUPTED, "fa-compiler: error: interrupted; nothing was written\n")
-IMPORTS = 900
-"""A command that fuses a model imports about so many modules."""
+IMPORTS = range(40, 900)
+"""A command that fuses a model imports about so many modules; what it needs to handle interrupts is among the first."""
 WAIT_S = 60.0
 HASTY = """
 import signal, sys
-left, number = int(sys.argv.pop(1)), int(sys.argv.pop(1))
+left, number, native = (int(sys.argv.pop(1)) for _ in range(3))
 
 class Interrupting:
     def find_spec(self, name, *others):
         global left
         left -= 1
-        if left == 0:
+        if left != 0:
+            return
+        try:
             signal.raise_signal(number)
+        except KeyboardInterrupt:
+            if native:
+                raise ImportError("initialization failed")
+            raise
 
 sys.argv[0] = "/usr/bin/fa-compiler"
 sys.meta_path.insert(0, Interrupting())
 from fa_compiler.__main__ import main
 sys.exit(main())
 """
-"""The command, with a signal at the import of a module."""
+"""The command, with a signal at the import of a module, of which native code makes an ImportError at times."""
 PLACES = ("new", "new", "old", "link", "link to nothing", "link to a pipe", "pipe", "standard output")
 
 
@@ -216,10 +222,10 @@ def _forked(words: Sequence[str]) -> tuple[int, bytes, bytes]:
 def _interrupted(rng: random.Random, folder: Path) -> Outcome:
     """A command that gets a signal at the import of a module; it is not asked where nothing is imported any more."""
     number = rng.choice((signal.SIGINT, signal.SIGTERM))
-    place = rng.randint(1, IMPORTS)
+    place, native = rng.choice(IMPORTS), rng.choice((0, 1))
     words = ["optimize", "model.onnx", "-o", "out.onnx", "--quiet"]
     done = subprocess.run(
-        [sys.executable, "-c", HASTY, str(place), str(int(number)), *words],
+        [sys.executable, "-c", HASTY, *map(str, (place, int(number), native)), *words],
         cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=WAIT_S,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a search in the background ignores it
     )  # fmt: skip
@@ -228,7 +234,8 @@ def _interrupted(rng: random.Random, folder: Path) -> Outcome:
         return Outcome("accepted")
     if (done.returncode, done.stderr) == INTERRUPTED and not left and not done.stdout:
         return Outcome("interrupted")
-    detail = f"{signal.Signals(number).name} at import {place}: {done.returncode}, {left}\n{done.stdout}\n{done.stderr}"
+    words[:0] = [signal.Signals(number).name, f"at import {place}", "as another error" if native else ""]
+    detail = f"{' '.join(words)}: {done.returncode}, {left}\n{done.stdout}\n{done.stderr}"
     title = f"an interrupt ends in exit code {done.returncode}" if not left else "an interrupt leaves files"
     return Outcome("wrong", Finding(title, detail, suffix=".txt"))
 
