@@ -292,16 +292,27 @@ sys.exit(main())
 """
 
 
+def _interrupted(program: str, module: str) -> subprocess.CompletedProcess[str]:
+    """The program, with an interrupt while it imports a module; it is not ignored, as by a job in the background."""
+    return subprocess.run(
+        [sys.executable, "-c", program, module],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
 @pytest.mark.parametrize("module", ["onnx", "fa_compiler.errors"])
 def test_an_interrupt_while_the_command_is_imported(module: str) -> None:
-    process = subprocess.run([sys.executable, "-c", _HASTY, module], capture_output=True, text=True, check=False)
+    process = _interrupted(_HASTY, module)
     error = "fa-compiler: error: interrupted; nothing was written\n"
     assert (process.returncode, process.stdout, process.stderr) == (130, "", error)
 
 
 def test_an_interrupt_while_another_program_imports_the_package() -> None:
     program = _HASTY.replace("/usr/bin/fa-compiler", "/usr/bin/server")
-    process = subprocess.run([sys.executable, "-c", program, "onnx"], capture_output=True, text=True, check=False)
+    process = _interrupted(program, "onnx")
     assert process.returncode != 130 or "interrupted" not in process.stderr
     assert "KeyboardInterrupt" in process.stderr
 

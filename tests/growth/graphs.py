@@ -1116,6 +1116,13 @@ def plain_chain(graph: Graph, size: int) -> None:
 
 
 @growing
+def plain_without_names(graph: Graph, size: int) -> None:
+    """The same, with nodes without names."""
+    graph.names = False
+    plain_chain(graph, size)
+
+
+@growing
 def plain_width(graph: Graph, size: int) -> None:
     """Readers of one value, added up as a balanced tree."""
     graph.output(graph.attention())

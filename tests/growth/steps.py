@@ -72,7 +72,11 @@ class Growth:
         if math.inf in self.counts:
             return "takes more steps than can be counted"
         grown, times = self.counts[-1] / max(self.counts[-2], FEW), self.sizes[-1] / self.sizes[-2]
-        return f"{times:g} times the size is {grown:.1f} times the work" if grown > times * SLACK else None
+        # What is drawn may be more work at the smallest size than at the next one.
+        overall, most = self.counts[-1] / self.counts[0], self.sizes[-1] / self.sizes[0]
+        if grown <= times * SLACK or overall <= most * SLACK:
+            return None
+        return f"{times:g} times the size is {grown:.1f} times the work"
 
 
 def measured(

@@ -7,6 +7,7 @@ import pytest
 import fa_compiler
 from fa_compiler.passes.answer import budget
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import Names
 from tests.growth.entries import ENTRIES
 from tests.growth.graphs import GROWING, model
 from tests.growth.steps import Growth, TooManySteps, measured, steps
@@ -61,6 +62,24 @@ def test_what_is_changed_in_front_of_the_matcher(name: str) -> None:
     few, many = measured("inspect ort", name, (10, 30)).counts
     assert many < 1.1 * 3 * few, (few, many)
     assert fa_compiler.inspect(model(name, 2)).count("fused") == 2
+
+
+class _Counting(set[str]):
+    """Names, and how often it was asked for one."""
+
+    asked = 0
+
+    def __contains__(self, name: object) -> bool:
+        self.asked += 1
+        return super().__contains__(name)
+
+
+def test_a_free_name_is_found_at_once() -> None:
+    """Nodes without names take one stem thousands of times. The search for a free name makes no calls to count."""
+    taken = _Counting()
+    names = Names(taken)
+    assert len({names.new("node") for _ in range(1000)}) == 1000
+    assert taken.asked < 3000
 
 
 def test_every_growing_thing_is_a_model() -> None:

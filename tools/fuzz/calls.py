@@ -268,12 +268,22 @@ def _sparse(op: str, make: Callable[..., Any], **more: Any) -> Callable[[int], C
 
 def _indexer(seed: int) -> Check:
     inputs, attrs = sparse_problems.indexer(seed, test_sparse.DTYPES[seed % 3])
+    rng = np.random.default_rng([seed, 1])
+    spoiled = attrs["layout_key"] != "PA_BSND" and inputs["key"].size and not rng.integers(0, SPOILED)
+    if spoiled:
+        key = inputs["key"] = inputs["key"].copy()
+        key.reshape(-1, key.shape[-1])[rng.random(key.size // key.shape[-1]) < 0.3] = np.nan
+        attrs = attrs | {"return_values": True} | ({"cpu_nan_scores": "first"} if rng.integers(0, 2) else {})
 
     def compared() -> None:
-        """Which of equally good keys is listed is rounding; how many there are is not."""
-        found = ops.run("LightningIndexer", inputs, attrs)["sparse_indices"]
-        right = reference.run("LightningIndexer", inputs, attrs, dtype="float64")["sparse_indices"]
-        np.testing.assert_array_equal((found >= 0).sum(-1), (right >= 0).sum(-1), "listed keys")
+        """Which of equally good keys is listed is rounding; how many there are is not, nor how many of them are NaN."""
+        found = ops.run("LightningIndexer", inputs, attrs)
+        right = reference.run("LightningIndexer", inputs, attrs, dtype="float64")
+        counts = [(each["sparse_indices"] >= 0).sum(-1) for each in (found, right)]
+        np.testing.assert_array_equal(*counts, "listed keys")
+        if spoiled:
+            listed = [np.isnan(each["sparse_values"].astype(np.float32)).sum(-1) for each in (found, right)]
+            np.testing.assert_array_equal(*listed, "listed keys that are NaN")
 
     return compared
 

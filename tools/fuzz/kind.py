@@ -17,10 +17,11 @@ from tools.fuzz import kinds
 GROUPS = {
     "graphs": (
         *("bounds", "compose", "gradients", "growth", "mask_plans", "mutate", "quantised", "ready_made"),
-        *("runtimes", "schema_calls", "shapes", "spellings", "symbolic", "tested"),
+        *("runtimes", "schema_calls", "shapes", "spellings", "steps", "symbolic", "tested"),
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),
     "operators": ("atc_front_end", "calls", "wrong_calls"),
+    "programs": ("commands", "verify"),
     "provider": ("plan_bytes", "sessions"),
     "damaged": ("onnx_bytes", "air_bytes", "json_bytes", "npz_bytes", "plan_bytes"),
 }

@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.passes import near_misses
-from tools.fuzz import rebuilding
+from tools.fuzz import file_parts, rebuilding
 from tools.fuzz.difference import LARGEST, Array
 
 Change = Callable[[onnx.ModelProto, random.Random], str | None]
@@ -227,4 +227,5 @@ CHANGES: tuple[Change, ...] = (
     _other_number, _other_number, _other_number, _other_whole, _other_mask, _relative, _relative, _swapped, _attribute,
     _reader, _near_miss, _size, _size, _half, _added, rebuilding.undeclared, rebuilding.by_input, rebuilding.in_branch,
     rebuilding.shape_read, rebuilding.in_double, rebuilding.along_axis, rebuilding.enlarged, rebuilding.of_other_scores,
+    file_parts.as_function, file_parts.written_twice, file_parts.deprecated,
 )  # fmt: skip

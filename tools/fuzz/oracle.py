@@ -39,6 +39,7 @@ from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.protos.subgraphs import all_nodes
 from tools.fuzz.difference import BASE, LEVELS, Array, Comparison, Feed, evaluated, run_original, session
+from tools.fuzz.file_parts import as_checked, single_weights
 from tools.fuzz.kind import Finding, Outcome
 
 SLOW_S = 5.0
@@ -140,8 +141,9 @@ class Judge:
                 return self._found(word, "another result for the same model", _described(result.report))
         if word != "fused":
             # Which nothing else runs.
-            inlined = any(node.op_type == "FlexAttention" for node in all_nodes(self.model.graph.node))
-            if fused.graph != self.model.graph and not inlined:
+            flex = any(node.op_type == "FlexAttention" for node in all_nodes(self.model.graph.node))
+            inlined = flex or bool(self.model.functions)
+            if fused.graph != single_weights(self.model).graph and not inlined:
                 return self._found(word, "a declined model was changed", _described(result.report))
             return Outcome(word)
         finding = self._compared(fused, result.report)
@@ -158,7 +160,7 @@ class Judge:
         Runtime takes the model."""
         try:
             if isinstance(error, InputError):
-                onnx.checker.check_model(self.model, full_check=True)
+                onnx.checker.check_model(as_checked(self.model), full_check=True)
             original = session(self.model, custom=False)
         except Exception:  # they share no class
             return Outcome("refused")

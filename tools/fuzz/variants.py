@@ -97,6 +97,11 @@ def window(op_type: str) -> Maker:
         x = _floats(1, 2, *(5, 6, 7)[:axes])
         if "Conv" not in op_type:
             return Call(op_type, [x], attrs)
+        if op_type == "ConvTranspose" and rng.random() < 0.3:
+            steps = attrs.get("strides", [1] * axes)
+            sizes = zip(steps, x.shape[2:], kernel, strict=True)
+            attrs["output_shape"] = [step * (size - 1) + width for step, size, width in sizes]
+            attrs.pop("pads", None)
         if rng.random() < 0.3:
             del attrs["kernel_shape"]
         return Call(op_type, [x, _floats(2, 2, *kernel)], attrs, frozenset((1,)))

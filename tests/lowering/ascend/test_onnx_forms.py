@@ -478,6 +478,13 @@ def test_the_check_finds_what_was_rewritten(case: str) -> None:
         assert (not found) if phrase == READ else any(phrase in line for line in found), found
 
 
+def test_the_check_finds_a_constant_that_is_no_tensor() -> None:
+    """The plugin reads the attribute `value` alone, and makes an empty constant of the others."""
+    text = "g(float[3] x) => (float[] y) { c = Constant<value_float = 2.0>() y = Add(x, c) }"
+    found = [str(finding) for finding in check_model(parsed(text, 13, ir_version=8), None)]
+    assert any("does not read value_float" in line for line in found), found
+
+
 @pytest.mark.parametrize("direction", ["forward", "bidirectional"])
 def test_batches_first(direction: str) -> None:
     """ONNX Runtime has no layout 1: the original runs in ONNX's reference."""

@@ -556,6 +556,8 @@ class Sessions(Kind):
         left = any(setting.may_be_left for setting in chosen)
         captured = graph.captured and provider.release() < provider.FIRST_WITH_CAPTURES
         fused = bool(activity.reports) and (taken or any(each.count("fused") for each in activity.reports))
+        if fused and activity.failures:
+            return fault("counted as fused, and left alone")
         if not fused and not left and not captured and not (expected is None and not activity.failures):
             reason = activity.failures[0] if activity.failures else "nothing was said"
             return fault(f"not fused: {' '.join(reason.split()[:6])}")
