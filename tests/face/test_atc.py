@@ -164,7 +164,7 @@ def unmapped() -> onnx.ModelProto:
         (
             attention(),
             ["--soc-version", "Ascend910B22"],
-            "unknown SoC version 'Ascend910B22', did you mean 'Ascend910B2'",
+            "unknown SoC version 'Ascend910B22'; those of A2 are Ascend910B1, Ascend910B2, ",
         ),
         (attention(), ["--soc-version", "A2"], "A2 is a family; ATC wants one SoC version of it: Ascend910B1"),
         (attention(), ["--soc-version", "Ascend031"], "no attention operators are known for Ascend031"),
@@ -178,7 +178,7 @@ def unmapped() -> onnx.ModelProto:
             "Ascend310P3 has no bfloat16, which --precision mixed_bfloat16 needs",
         ),
         (model_with_bfloat16(), ["--soc-version", "Ascend310P3"], "holds bfloat16, which Ascend310P3 does not have"),
-        (unmapped(), SOC, "com.microsoft::TfIdfVectorizer 'strange': no GE operator"),
+        (unmapped(), SOC, "com.microsoft::TfIdfVectorizer 'strange': no GE operator computes this; leave it out, or "),
         (
             attention(),
             SOC,
