@@ -30,6 +30,9 @@ PRODUCTS = (
 """The product families that the documents distinguish. Ascend910B without a digit is a chip of the training family
 (910), not an A2."""
 
+EVERYDAY = {"910B": "A2", "910C": "A3", "910_93": "A3", "910_95": "950"}
+"""The products of names that people use, without "Ascend" in front."""
+
 
 def product(name: str) -> Product:
     """The product of a short name ("A2", "950"), of a SoC version ("Ascend910B2") or of an operator definition's name
@@ -45,4 +48,14 @@ def product(name: str) -> Product:
         "Ascend950PR_9589",
         "Ascend310P3",
     )
-    raise UnknownProduct(f"unknown product or SoC version {name!r}{suggestion(name, known)}")
+    meant = family_of(name)
+    hint = f"; {meant.title} is {meant.name!r}" if meant else suggestion(name, known)
+    raise UnknownProduct(f"unknown product or SoC version {name!r}{hint}")
+
+
+def family_of(name: str) -> Product | None:
+    """The product that a name without a SoC version's number means: its short name, the name of its operator
+    definitions, or one in everyday use, each with or without "Ascend" in front. None for any other name."""
+    short = name.upper().removeprefix("ASCEND")
+    meant = EVERYDAY.get(short, short)
+    return next((entry for entry in PRODUCTS if meant == entry.name or name in entry.socs), None)

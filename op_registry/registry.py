@@ -126,4 +126,8 @@ def release(text: str) -> tuple[int, int, int, int] | None:
 
 
 def _listed(known: tuple[OpSpec, ...]) -> str:
-    return ", ".join(v.variant + (f" (from CANN {v.cann})" if v.cann else "") for v in known)
+    stated = [f"{v.cann} ({v.variant})" for v in known if v.cann]
+    named = [v.variant for v in known if not v.cann]
+    parts = [f"from CANN {', '.join(stated)}"] if stated else []
+    parts += [f"by name, because no source states a version, {', '.join(named)}"] if named else []
+    return "; ".join(parts)

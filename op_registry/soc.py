@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
 from fa_compiler.op_registry.errors import UnknownProduct, suggestion
-from fa_compiler.op_registry.products import PRODUCTS, product
+from fa_compiler.op_registry.products import PRODUCTS, Product, family_of
 
 
 @dataclass(frozen=True)
@@ -44,22 +45,30 @@ def soc_versions() -> dict[str, SocVersion]:
 def soc_version(name: str) -> SocVersion:
     """The SoC version of that name, spelled as ATC spells it.
 
-    Raises UnknownProduct. The message suggests the name that was probably meant; for a family ("A2") it lists the
-    members.
+    Raises UnknownProduct. The message suggests the name that was probably meant. For a family ("A2"), and for a name
+    that only a member of a family could have ("Ascend910B5"), it lists the members.
     """
     known = soc_versions()
     if name in known:
         return known[name]
-    if any(name.upper() == entry.name for entry in PRODUCTS):
-        members = [other for other in known if _belongs(other, name)]
-        raise UnknownProduct(f"{name} is a family; ATC wants one SoC version of it: {', '.join(members)}")
-    spelled = next((other for other in known if other.lower() == name.lower()), None)
-    hint = f", did you mean {spelled!r}?" if spelled else suggestion(name, known)
-    raise UnknownProduct(f"unknown SoC version {name!r}{hint}")
+    if family := family_of(name):
+        members = ", ".join(_members(family))
+        raise UnknownProduct(f"{name} is a family; ATC wants one SoC version of it: {members}")
+    raise UnknownProduct(f"unknown SoC version {name!r}{_hint(name)}")
 
 
-def _belongs(name: str, family: str) -> bool:
-    try:
-        return product(name).name == family.upper()
-    except UnknownProduct:
-        return False
+def _hint(name: str) -> str:
+    known = soc_versions()
+    lower = name.lower()
+    spelled = next((other for other in known if other.lower() in (lower, f"ascend{lower}")), None)
+    if spelled:
+        return f", did you mean {spelled!r}?"
+    family = next((entry for entry in PRODUCTS if re.fullmatch(entry.pattern, name)), None)
+    similar = _members(family) if family else [other for other in known if other.lower().startswith(lower)]
+    if similar:
+        return f"; {'known are' if family is None else f'those of {family.name} are'} {', '.join(similar)}"
+    return suggestion(name, known)
+
+
+def _members(family: Product) -> list[str]:
+    return [name for name in soc_versions() if re.fullmatch(family.pattern, name)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import onnx_ir as ir
@@ -17,7 +18,8 @@ from fa_compiler.lowering.ascend.air.check_shapes import DECLARED, INFERENCE
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.graph import Model, Op, TensorDesc, Weight
-from fa_compiler.op_registry import names
+from fa_compiler.op_registry import OpSpec, get, later_attrs, names
+from fa_compiler.op_registry.errors import UnknownVariant
 
 FILE = "model.air"
 
@@ -46,6 +48,7 @@ def convert(
     model leaves open. Raises as `build` does."""
     try:
         graph = to_ge(model, input_shapes=dict(sizes or {}))
+        _drop_newer_attributes(graph, job.request.cann)
         write(graph, path)
     except (UnmappedError, AirError, ValueError) as error:
         raise InputError(f"{job.loaded.name}: {one_line(error)}") from error
@@ -57,6 +60,26 @@ def convert(
     if serious:
         raise InternalError(f"{job.loaded.name}: the .air is not well formed ({serious[0].rule}): {serious[0]}")
     return graph, [str(diagnostic) for diagnostic in diagnostics]
+
+
+def _drop_newer_attributes(graph: Model, cann: str | None) -> None:
+    """Leave out the attributes that the prototypes of a CANN version do not have. The optimisation was for this
+    version, so they have their defaults. Raises ValueError for one that does not."""
+    older = {} if cann is None else _prototypes(cann)
+    for op in (op for part in graph.graphs for op in part.ops if op.type in older):
+        for name, default in later_attrs(older[op.type]).items():
+            attr = op.attrs.pop(name, None)
+            if attr is not None and attr.value != default:
+                raise ValueError(f"{op.name}: {op.type} of CANN {cann} has no attribute {name}, which is set")
+
+
+def _prototypes(cann: str) -> dict[str, OpSpec]:
+    """The prototypes that are known for a CANN version."""
+    found = {}
+    for name in names():
+        with suppress(UnknownVariant):
+            found[name] = get(name, cann)
+    return found
 
 
 def operators_of(graph: Model) -> dict[str, int]:

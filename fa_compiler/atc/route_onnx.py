@@ -23,6 +23,7 @@ from fa_compiler.lowering.ascend.graph import Op
 from fa_compiler.lowering.ascend.infer.graph import infer_model
 from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, plugin
 from fa_compiler.lowering.ascend.onnx_route.check import check
+from fa_compiler.lowering.ascend.onnx_route.errors import SHOWN, grouped
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
 from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
 from fa_compiler.model_files.writing import staging, write_model
@@ -36,8 +37,8 @@ from fa_compiler.pipeline.fusing import invalid_result
 from fa_compiler.pipeline.options import make_options
 
 FILE, PLUGIN = "model.onnx", "plugin"
-SHOWN = 3
-"""A note about several nodes names this many of them."""
+OTHER_ROUTES = "--route air or onnx"
+"""The routes that take attention for which the route npu has no form."""
 
 
 def build(job: Job) -> RouteResult:
@@ -78,7 +79,8 @@ def build_npu(job: Job) -> RouteResult:
         fused = _fused(model)
         to_npu(model, EMPTY_BIAS in options.assume)
     except UnsupportedModel as error:
-        raise _input_error(job, error) from None
+        message = str(_input_error(job, error))
+        raise InputError(message if OTHER_ROUTES in message else f"{message}; try {OTHER_ROUTES}") from None
     _lower(job, model)
     return _written(job, model, fused, notes)
 
@@ -120,7 +122,7 @@ def _lower(job: Job, model: ir.Model) -> None:
 
 
 def _input_error(job: Job, error: UnsupportedModel) -> InputError:
-    return InputError(f"{job.loaded.name}: {'; '.join(error.problems)}")
+    return InputError(f"{job.loaded.name}: {'; '.join(grouped(error.problems))}")
 
 
 def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> RouteResult:

@@ -41,8 +41,11 @@ OUTPUT = "model.air"
 CLUSTER = "cluster_config.json"
 RELATION = "model_relation_config.json"
 NODE_TYPE = "ATLAS900"
-MEMORY = {"A2": "[DDR:64GB]", "A3": "[DDR:31GB]"}
-"""The type of a node and, by product, the memory of a device, as the documents give them."""
+"""The type of a node, as the documents give it."""
+MEMORY = 64 << 30
+"""The bytes of a device whose memory is not known: what the documents give for A2."""
+IN_ONE_NODE = 8
+"""A node may have fewer devices than ranks if there are more than these."""
 
 
 def check(request: Request, parallel: Parallel) -> None:
@@ -120,9 +123,20 @@ def build(job: Job) -> RouteResult:
         inputs_of(first),
         details=details,
         notes=[*_lines(report), *notes],
-        before=[f"edit {CLUSTER}: ipaddr, port, node_type and device_id are examples, and only you know your own"],
+        before=_before(len(ranks)),
         cluster=words,
     )
+
+
+def _before(ranks: int) -> list[str]:
+    fields = "ipaddr, port, node_type, resource_type and device_id"
+    steps = [f"edit {CLUSTER}: {fields} are examples, and only you know your own"]
+    if ranks > IN_ONE_NODE:
+        steps.append(
+            f"if your nodes have fewer than {ranks} devices, write an entry of cluster_nodes for each node, and in "
+            f"{RELATION} the cluster, the node and the device of each rank (deploy_device_id_list)"
+        )
+    return steps
 
 
 def _has(soc: str, op_type: str, cann: str | None) -> bool:
@@ -182,7 +196,7 @@ def _write(path: Path, content: object) -> None:
 
 def _cluster(request: Request, ranks: Sequence[Rank]) -> dict[str, Any]:
     """The devices, as --cluster_config takes them: one node with a device for each rank."""
-    soc, family = request.soc.name, product(request.soc.name).name
+    soc, memory = request.soc.name, request.soc.memory or MEMORY
     devices = [{"item_id": rank.number, "device_id": rank.number} for rank in ranks]
     node = {
         "node_id": 0,
@@ -208,8 +222,8 @@ def _cluster(request: Request, ranks: Sequence[Rank]) -> dict[str, Any]:
             {
                 "item_type": soc,
                 "resource_type": "Ascend",
-                "memory": MEMORY.get(family, MEMORY["A2"]),
-                "aic_type": "[DAVINCI_V100:32]",
+                "memory": f"[DDR:{memory >> 30}GB]",
+                "aic_type": f"[DAVINCI_V100:{request.soc.ai_cores}]",
             }
         ],
     }

@@ -13,11 +13,12 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fa_compiler.atc.request import Parallel, Request
-from fa_compiler.command_line import interrupts
+from fa_compiler.command_line import atc_words, interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.docs import names
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
@@ -70,8 +71,24 @@ class _Parser(argparse.ArgumentParser):
     def unknown(self, word: str) -> NoReturn:
         """End with the error of a word that the command does not know."""
         known = [option for action in self._actions for option in action.option_strings]
-        close = difflib.get_close_matches(word.partition("=")[0], known, n=1)
+        name = word.partition("=")[0]
+        dashes = name.replace("_", "-")
+        if dashes in known:
+            self.error(f"unknown argument {word!r}, did you mean {dashes}? Options here have '-' and not '_'")
+        if self.prog.endswith(" atc") and (advice := atc_words.told(word)):
+            self.error(f"unknown argument {word!r}: {advice}")
+        close = difflib.get_close_matches(name, known, n=1)
         self.error(f"unknown argument {word!r}" + (f", did you mean {close[0]}?" if close else ""))
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it; but options in ATC's spelling (--soc_version) are named before required options, which
+        they stand for, are missed."""
+        known = {option for action in self._actions for option in action.option_strings}
+        for word in takewhile(lambda word: word != "--", args or ()):
+            name = word.partition("=")[0]
+            if name.startswith("--") and name not in known and name.replace("_", "-") in known:
+                self.unknown(word)
+        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         word = re.match(r"argument [A-Z]+: invalid choice: '(.*?)'", message)

@@ -146,7 +146,7 @@ class Code(StrEnum):
     ILLEGAL = (
         "illegal_for_target",
         "the fused node would break a constraint of the target",
-        "--target ort has fewer limits than a product; another --soc-version or --cann may have, too",
+        "--target ort of optimize has fewer limits; another --soc-version or --cann may take it, too",
     )
     RUNTIME = (
         "runtime",

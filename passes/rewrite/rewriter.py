@@ -37,6 +37,7 @@ from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite import prompt
+from fa_compiler.passes.rewrite.cure import cure
 from fa_compiler.passes.rewrite.decode import IncreFlashMatcher
 from fa_compiler.passes.rewrite.incre_call import IncreCall
 from fa_compiler.passes.rewrite.layout_plan import (
@@ -600,9 +601,11 @@ class Rewriter:
     def check(self, node: ir.Node, match: AttentionMatch) -> None:
         """Decline a node that the registry forbids for the target. For ONNX Runtime its extensions are allowed."""
         target = self.options.platform
-        for violation in verify(node_view(node, self.builder.info), target, self.options.cann):
+        view = node_view(node, self.builder.info)
+        for violation in verify(view, target, self.options.cann):
             if target != "ort" or violation.extension is None:
-                raise Decline(Code.ILLEGAL, f"{target}: {violation}", match.node)
+                hint = cure(view, target, self.options.cann, violation)
+                raise Decline(Code.ILLEGAL, f"{target}: {violation}", match.node, hint)
 
     def _output_name(self, node: str, output: str, statistics: bool) -> str:
         """The name of an output; empty where it is not used and the target need not compute it.

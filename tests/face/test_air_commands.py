@@ -10,6 +10,7 @@ import pytest
 
 from fa_compiler.command_line.main import main
 from fa_compiler.lowering.ascend.air import write
+from fa_compiler.lowering.ascend.air.show import lines
 from fa_compiler.lowering.ascend.graph import Attr, Model
 from fa_compiler.lowering.ascend.single_op import check
 from tests.lowering.ascend.graphs import attention, branches
@@ -43,6 +44,16 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("query=q", "atten_mask=mask", "head_num=12", "attention_out=float16[1, 12, 128, 64]"):
         assert part in shown
     assert "real_shift" not in shown
+
+
+def test_attributes_are_shown_in_the_order_of_their_names() -> None:
+    """In the file they have none: a run may read them in another order than the last one."""
+    model = attention()
+    before = list(lines(model.root))
+    for op in model.root.ops:
+        op.attrs = dict(sorted(op.attrs.items(), reverse=True))
+    assert list(lines(model.root)) == before
+    assert any("{head_num=12, input_layout=" in line for line in before)
 
 
 @pytest.mark.parametrize("model", [attention(), branches()])

@@ -28,6 +28,7 @@ from fa_compiler.lowering.ascend.convert.from_ge import from_ge as onnx_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, absent
 from fa_compiler.lowering.ascend.single_op import check as check_json
 from fa_compiler.model_files.folder import new_folder
+from fa_compiler.op_registry import get
 from fa_compiler.op_registry.soc import soc_version
 from tests.lowering.ascend.graphs import weight
 
@@ -203,7 +204,7 @@ def unmapped() -> onnx.ModelProto:
         (
             attention(),
             ["--soc-version", "Ascend910B22"],
-            "unknown SoC version 'Ascend910B22', did you mean 'Ascend910B2'",
+            "unknown SoC version 'Ascend910B22'; those of A2 are Ascend910B1, Ascend910B2, ",
         ),
         (attention(), ["--soc-version", "A2"], "A2 is a family; ATC wants one SoC version of it: Ascend910B1"),
         (attention(), ["--soc-version", "Ascend031"], "no attention operators are known for Ascend031"),
@@ -217,7 +218,7 @@ def unmapped() -> onnx.ModelProto:
             "Ascend310P3 has no bfloat16, which --precision mixed_bfloat16 needs",
         ),
         (model_with_bfloat16(), ["--soc-version", "Ascend310P3"], "holds bfloat16, which Ascend310P3 does not have"),
-        (unmapped(), SOC, "com.microsoft::TfIdfVectorizer 'strange': no GE operator"),
+        (unmapped(), SOC, "com.microsoft::TfIdfVectorizer 'strange': no GE operator computes this; leave it out, or "),
         (
             attention(),
             SOC,
@@ -255,6 +256,18 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert message in shown.err
     assert shown.err.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_an_older_cann_gets_the_attributes_that_it_has(tmp_path: Path) -> None:
+    path = saved(attention(batch=1, length=32), tmp_path / "model.onnx")
+    for cann in ("8.0", "8.5.0-beta.1", None):
+        out = tmp_path / f"out_{cann}"
+        fa_compiler.compile_for_atc(path, out, "Ascend910B2", cann=cann)
+        (op,) = read(out / "model.air").root.of_type("FlashAttentionScore")
+        assert set(op.attrs) == set(get("FlashAttentionScore", cann).attr_names)
+        assert check_air(out / "model.air") == []
+    missing = set(get("FlashAttentionScore").attr_names) - set(get("FlashAttentionScore", "8.0").attr_names)
+    assert missing == {"seed", "offset", "out_dtype", "softmax_out_layout"}
 
 
 def test_a_graph_too_large_for_the_format(

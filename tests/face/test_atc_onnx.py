@@ -206,6 +206,30 @@ def test_what_the_parser_does_not_take(tmp_path: Path, capsys: pytest.CaptureFix
     assert list(tmp_path.iterdir()) == [source]
 
 
+def test_route_npu_says_the_same_of_several_nodes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = attention()
+    nodes, count = list(model.graph.node), 5
+    outputs = [model.graph.output.pop().name]
+    for number in range(1, count):
+        for node in nodes:
+            other = model.graph.node.add()
+            other.CopyFrom(node)
+            other.name = f"{node.name}_{number}"
+            other.output[0] = f"{node.output[0]}_{number}"
+            made = {name for each in nodes for name in each.output}
+            for index, name in enumerate(node.input):
+                other.input[index] = f"{name}_{number}" if name in made else name
+        outputs.append(f"{outputs[0]}_{number}")
+    for name in outputs:
+        model.graph.output.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4))
+    source = saved(model, tmp_path / "model.onnx")
+    assert main(["atc", str(source), "-o", str(tmp_path / "out"), *SOC, "--route", "npu"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("computes in float16 or bfloat16") == 1
+    assert " and 2 more (ascend.FlashAttentionScore): " in error
+    assert error.endswith("; try --route air or onnx\n")
+
+
 def test_air_check_of_an_onnx_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = saved(attention(), tmp_path / "good.onnx")
     assert main(["air", "check", str(good)]) == 0

@@ -356,6 +356,22 @@ USAGE = {
         "unknown argument '--verfy', did you mean --verify?; see 'fa-compiler optimize --help'",
     ),
     "an option of another command": (["verify", "MODEL", "MODEL", "--lenghts=3"], "see 'fa-compiler verify --help'"),
+    "ATC's spelling": (
+        ["atc", "MODEL", "-o", "OUT", "--soc_version=Ascend910B2"],
+        "unknown argument '--soc_version=Ascend910B2', did you mean --soc-version? Options here have '-' and not '_'",
+    ),
+    "an option that atc.sh sets": (
+        ["atc", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2", "--framework=5"],
+        "unknown argument '--framework=5': atc.sh sets this option of ATC",
+    ),
+    "an option for atc.sh": (
+        ["atc", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2", "--output-type=FP32"],
+        "unknown argument '--output-type=FP32': it is an option of ATC: give it to atc.sh, which passes it on",
+    ),
+    "an option of ATC that has another name here": (
+        ["atc", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2", "--dynamic_batch_size", "1,2"],
+        "unknown argument '--dynamic_batch_size': give --dynamic-dims instead",
+    ),
     "opset without onnx": (["inspect", "MODEL", "--opset", "23"], "an opset needs --target onnx"),
     "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
     "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),

@@ -5,6 +5,8 @@ import pytest
 from fa_compiler.op_registry import UnknownProduct, product
 from fa_compiler.op_registry.soc import soc_version, soc_versions
 
+A2 = "Ascend910B1, Ascend910B2, Ascend910B2C, Ascend910B3, Ascend910B4-1, Ascend910B4"
+
 
 def test_the_table() -> None:
     assert len(soc_versions()) == 73
@@ -21,7 +23,18 @@ def test_the_table() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Ascend910B22", "unknown SoC version 'Ascend910B22', did you mean 'Ascend910B2'?"),
+        ("Ascend910B22", f"unknown SoC version 'Ascend910B22'; those of A2 are {A2}"),
+        ("Ascend910B5", f"unknown SoC version 'Ascend910B5'; those of A2 are {A2}"),
+        (
+            "Ascend310",
+            "unknown SoC version 'Ascend310'; known are Ascend310B1, Ascend310B2, Ascend310B3, ",
+        ),
+        ("910b2c", "unknown SoC version '910b2c', did you mean 'Ascend910B2C'?"),
+        ("910B", f"910B is a family; ATC wants one SoC version of it: {A2}"),
+        ("ascend910b", f"ascend910b is a family; ATC wants one SoC version of it: {A2}"),
+        ("Ascend910C", "Ascend910C is a family; ATC wants one SoC version of it: Ascend910_9362, Ascend910_9363"),
+        ("Ascend310P", "Ascend310P is a family; ATC wants one SoC version of it: Ascend310P1, Ascend310P3"),
+        ("Ascend950", "Ascend950 is a family; ATC wants one SoC version of it: Ascend950DT_950x"),
         ("ascend910b2", "unknown SoC version 'ascend910b2', did you mean 'Ascend910B2'?"),
         ("A3", "A3 is a family; ATC wants one SoC version of it: Ascend910_9362, Ascend910_9363"),
         ("910", "910 is a family; ATC wants one SoC version of it: Ascend910A, Ascend910B, Ascend910PremiumA"),
@@ -31,3 +44,10 @@ def test_a_wrong_name_is_answered_with_the_right_one(name: str, message: str) ->
     with pytest.raises(UnknownProduct) as caught:
         soc_version(name)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(("name", "short"), [("910B", "A2"), ("Ascend910C", "A3"), ("910c", "A3")])
+def test_an_everyday_name_of_a_product_is_answered_with_its_short_name(name: str, short: str) -> None:
+    with pytest.raises(UnknownProduct) as caught:
+        product(name)
+    assert str(caught.value) == f"unknown product or SoC version {name!r}; Atlas {short} is {short!r}"

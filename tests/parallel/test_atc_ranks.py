@@ -118,7 +118,27 @@ def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cluster = json.loads((out / configs[0]).read_text())
     (node,) = cluster["cluster"][0]["cluster_nodes"]
     assert [item["item_id"] for item in node["item_list"]] == [0, 1]
-    assert cluster["item_def"][0]["item_type"] == "Ascend910_9391"
+    (device,) = cluster["item_def"]
+    assert device["item_type"] == "Ascend910_9391"
+    assert (device["memory"], device["aic_type"]) == ("[DDR:64GB]", "[DAVINCI_V100:24]")
+
+
+@pytest.mark.parametrize(
+    ("soc", "memory", "cores"), [("Ascend910B4", 32, 20), ("Ascend910B2", 64, 24), ("Ascend910B2C", 64, 24)]
+)
+def test_the_devices_are_those_of_the_soc_version(soc: str, memory: int, cores: int, tmp_path: Path) -> None:
+    bert = EXAMPLES / "bert.onnx"
+    fa_compiler.compile_for_atc(bert, tmp_path / "out", soc, input_shape=SHAPES, sequence_parallel=2)
+    (device,) = json.loads((tmp_path / "out" / "cluster_config.json").read_text())["item_def"]
+    assert (device["memory"], device["aic_type"]) == (f"[DDR:{memory}GB]", f"[DAVINCI_V100:{cores}]")
+
+
+def test_more_ranks_than_a_node_may_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["-o", str(tmp_path / "out"), "--soc-version", "Ascend910B2", "--sequence-parallel", "16"]
+    assert main(["atc", str(EXAMPLES / "bert.onnx"), *words, "--input-shape", SHAPES, "--method", "gather"]) == 0
+    printed = capsys.readouterr().out
+    assert "1. edit cluster_config.json: ipaddr, port, node_type, resource_type and device_id are examples" in printed
+    assert "2. if your nodes have fewer than 16 devices, write an entry of cluster_nodes for each node" in printed
 
 
 REQUESTS: dict[str, tuple[list[str], str]] = {

@@ -59,7 +59,7 @@ def _outputs(op: Op) -> str:
 
 def _attrs(op: Op) -> str:
     graphs = [f"{slot}={name}" for slot, name in op.subgraphs.items()]
-    return ", ".join([*(f"{name}={_value(attr)}" for name, attr in op.attrs.items()), *graphs])
+    return ", ".join([*(f"{name}={_value(attr)}" for name, attr in sorted(op.attrs.items())), *graphs])
 
 
 def _value(attr: Attr) -> str:

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from fa_compiler.lowering.ascend.convert.errors import UnmappedError, UnmappedNode, UnreadableError
 from fa_compiler.lowering.ascend.convert.from_ge import from_ge
-from fa_compiler.lowering.ascend.convert.to_ge import to_ge
+from fa_compiler.lowering.ascend.convert.to_ge import is_convertible, to_ge
 
-__all__ = ["UnmappedError", "UnmappedNode", "UnreadableError", "from_ge", "to_ge"]
+__all__ = ["UnmappedError", "UnmappedNode", "UnreadableError", "from_ge", "is_convertible", "to_ge"]

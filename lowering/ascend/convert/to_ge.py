@@ -70,6 +70,11 @@ def _key(node: ir.Node) -> tuple[str, str]:
     return key_of(node.domain, node.op_type)
 
 
+def is_convertible(domain: str, op_type: str) -> bool:
+    """Does any node of this operator have a counterpart in GE?"""
+    return _is_known(key_of(domain, op_type))
+
+
 def _is_known(key: tuple[str, str]) -> bool:
     return key in HANDLERS or key in (_CONSTANT, _IF)
 
@@ -336,12 +341,15 @@ def _prune(graph: Graph) -> None:
     graph.ops[:] = [op for op in graph.ops if op.name in needed or op.type == "Data"]
 
 
+_WRITE_OUT = "leave it out, or export it as simpler operators (MatMul, Add, Sigmoid, ...), which GE has"
+
+
 def _unknown(node: ir.Node) -> CannotMapError:
     if node.op_type in ("Loop", "Scan"):
         return CannotMapError("loops are not converted", "unroll it when exporting")
     if any(attr.type == ir.AttributeType.GRAPH for attr in node.attributes.values()):
-        return CannotMapError("it holds a graph of its own", "replace it by standard ONNX operators")
-    return CannotMapError("no GE operator computes this", "replace it by standard ONNX operators")
+        return CannotMapError("it holds a graph of its own", _WRITE_OUT)
+    return CannotMapError("no GE operator computes this", _WRITE_OUT)
 
 
 def _is_weight(value: ir.Value) -> bool:

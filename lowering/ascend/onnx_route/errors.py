@@ -6,8 +6,12 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
+from fa_compiler.lowering.ascend.convert import is_convertible
 from fa_compiler.op_registry.errors import FaCompilerError
 from fa_compiler.passes.answer.decline import label
+
+SHOWN = 3
+"""A sentence about several nodes names this many of them."""
 
 
 class UnsupportedModel(FaCompilerError, ValueError):
@@ -20,6 +24,28 @@ class UnsupportedModel(FaCompilerError, ValueError):
 
 class UnsupportedNode(Exception):
     """A node cannot be converted; the text gives the reason. It is caught once for each node."""
+
+
+def or_air(node: ir.Node) -> str:
+    """The end of an advice about a node: the route `air`, where GE has the operator; else nothing."""
+    return ", or try --route air" if is_convertible(node.domain, node.op_type) else ""
+
+
+def grouped(problems: Sequence[str]) -> list[str]:
+    """The lines of problems, with one line for all nodes that have the same one."""
+    nodes: dict[tuple[str, str], list[str]] = {}
+    for problem in problems:
+        head, _, reason = problem.partition("): ")
+        node, _, operator = head.rpartition(" (")
+        nodes.setdefault((operator, reason) if node and reason else ("", problem), []).append(node)
+    return [
+        f"{_named(found)} ({operator}): {reason}" if operator else reason for (operator, reason), found in nodes.items()
+    ]
+
+
+def _named(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    return f"{', '.join(nodes[:SHOWN])}{more}"
 
 
 def problem_at(node: ir.Node, reason: str) -> str:

@@ -124,7 +124,7 @@ def global_maximum(rewrite: Rewrite) -> None:
 
 def no_columns(rewrite: Rewrite) -> None:
     """Col2Im."""
-    rewrite.fail("ATC's plugin takes pads of 2 numbers, and images have 4; export without Col2Im, or try --route air")
+    rewrite.fail("ATC's plugin takes pads of 2 numbers, and images have 4; export without Col2Im")
 
 
 def transposed_window(rewrite: Rewrite) -> None:

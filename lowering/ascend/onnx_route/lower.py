@@ -27,7 +27,7 @@ from onnx_ir.passes.common import InlinePass
 
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route import changes, constant_outputs, forms, names, parser
-from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
+from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, or_air, problem_at
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
 from fa_compiler.lowering.ascend.onnx_route.lift import LIFTED, lift, needs_lift
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
@@ -286,10 +286,10 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
             if node.op_type not in operators():
                 problems.append(problem_at(named, "the registry does not know it, so there is no plugin for it"))
         elif not parser.takes(domain, node.op_type, model.opset_imports.get(domain, 1)):
-            problems.append(problem_at(named, _unknown(domain, node.op_type)))
+            problems.append(problem_at(named, _unknown(domain, node)))
         elif not domain:
             problems += [
-                problem_at(named, f"{found.sentence}; export without it, or try --route air")
+                problem_at(named, f"{found.sentence}; export without it{or_air(named)}")
                 for found in plugin_mismatches(NodeForm.of_node(node, target, info))
                 if found.severity is not Severity.NOTE
             ]
@@ -301,7 +301,8 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
     return list(dict.fromkeys(problems))
 
 
-def _unknown(domain: str, op_type: str) -> str:
+def _unknown(domain: str, node: ir.Node) -> str:
+    op_type = node.op_type
     if not domain and op_type in ("Attention", "FlexAttention"):
         return (
             "attention that was not fused (the report says why), and ATC's parser does not know the operator; "
@@ -311,7 +312,7 @@ def _unknown(domain: str, op_type: str) -> str:
         return "ATC's parser knows no loops; export with the loop unrolled"
     if "Linear" in op_type and not domain:
         return "ATC's parser does not know quantisation; export without, or quantise with Ascend's own tools"
-    return "ATC's parser does not know the operator (E13010); export again without it, or try --route air"
+    return f"ATC's parser does not know the operator (E13010); export again without it{or_air(node)}"
 
 
 def _illegal_types(node: ir.Node, named: ir.Node, info: ShapeInfo, target: int) -> list[str]:

@@ -99,7 +99,7 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
     if node.op_type == prompt.OP:
         return
     if node.op_type != prompt.TRAINING:
-        raise UnsupportedNode("ATC's own parser has no plugin for it that works; use --route air or --route onnx")
+        raise UnsupportedNode("ATC's own parser has no plugin for it that works; use --route air or onnx")
     old, turned = node.outputs[-1], _turn(node, builder)
     made = prompt.build(prompt.as_prompt(node, builder.info), node, old, builder, options)
     result = made.outputs[0]

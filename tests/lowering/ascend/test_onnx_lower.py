@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 from onnx import defs, helper
 
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, parser
 from fa_compiler.lowering.ascend.onnx_route.changes import CHANGES, NEWEST_SOURCE
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
@@ -215,6 +216,25 @@ def test_refusals_name_the_node(case: str) -> None:
     assert phrase in error.value.problems[0]
     whole = case in ("no inputs", "no outputs", "old", "new", "a sequence")
     assert whole or error.value.problems[0].startswith("y (")
+
+
+@pytest.mark.parametrize(
+    ("text", "advised"),
+    [
+        ("g(uint8[2,2] x, uint8[2,2] w) => (int32[] y) { y = MatMulInteger(x, w) }", True),
+        ("g(float[1,4,1] x) => (float[] y) { y = DFT(x) }", False),
+    ],
+)
+def test_route_air_is_advised_where_it_has_the_operator(text: str, advised: bool) -> None:
+    model = ir.from_proto(parsed(text, 18))
+    with pytest.raises(UnsupportedModel) as error:
+        lower(model.clone())
+    assert error.value.problems[0].endswith(", or try --route air") == advised
+    if advised:
+        to_ge(model)
+    else:
+        with pytest.raises(UnmappedError):
+            to_ge(model)
 
 
 def test_all_problems_are_told() -> None:

@@ -12,10 +12,12 @@ import onnx
 import onnx_ir as ir
 import pytest
 
+from fa_compiler.op_registry import NodeView, TensorInfo, verify
 from fa_compiler.passes import Block, Code, Options, fuse
 from fa_compiler.passes.answer import options as words
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.masks.rounding import ONE_SIGN_HINT
+from fa_compiler.passes.rewrite.cure import cure
 from tests.passes.answer.test_codes import PROVOKED
 from tests.passes.attention_ops.test_group_cache import Case
 from tests.passes.backward.test_index_loss import model as index_loss
@@ -207,6 +209,32 @@ def test_ort_is_not_advised_for_ort() -> None:
     body = "tiny = Constant<value=float {1e-30}>() big = Constant<value=float {1e30}>() a = Mul(s, big) t = Tanh(a) "
     (block,) = declined(plain(body + "x = Mul(t, tiny) ")(), Options())
     assert (block.code, block.hint) == (Code.ILLEGAL, None)
+
+
+@pytest.mark.parametrize(
+    ("soc", "more"),
+    [
+        ("Ascend910A", ""),
+        (
+            "Ascend910B",
+            "; Ascend910B without a digit is a chip of the first generation, and A2 is Ascend910B1 to Ascend910B4",
+        ),
+    ],
+)
+def test_a_product_without_the_operator_is_told_those_that_have_it(soc: str, more: str) -> None:
+    model = plain("x = Identity(s) ", inputs=SIXTEEN, outputs="float[B,4,S,16] y")()
+    (block,) = declined(model, Options("ascend", soc))
+    assert block.code == Code.ILLEGAL
+    assert block.hint == f"A2, A3 and 950 take it: give one of their SoC versions with --soc-version{more}"
+    assert not declined(model, Options("ascend", "Ascend910B2"))
+
+
+def test_a_type_that_the_product_lacks_is_told_to_be_converted() -> None:
+    tensors = dict.fromkeys(("query", "key", "value"), TensorInfo("DT_FLOAT", (1, 2, 32, 64)))
+    attrs = {"num_heads": 2, "input_layout": "BNSD", "pre_tokens": 2147483647}
+    node = NodeView("PromptFlashAttention", "node", tensors, {}, attrs)
+    (broken, *_) = verify(node, "310P")
+    assert cure(node, "310P", None, broken) == "convert the model to float16"
 
 
 def test_every_word_that_a_hint_names_is_followed() -> None:
