@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import lzma
 import re
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import numpy as np
 import onnx
 import pytest
 
+import fa_compiler
 from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
@@ -212,6 +214,17 @@ def test_links() -> None:
     assert {f"{name}.md" for name in index} == PAGES.keys() - {"index.md"}
     linked = set(re.findall(r"\(docs/([\w.]+\.md)\)", README))
     assert PAGES.keys() - linked <= {"index.md", "api.md", "changelog.md"}
+
+
+def test_a_model_without_its_weights_is_enough_for_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of CONTRIBUTING.md, as they stand."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    without, whole = fa_compiler.inspect("without_weights.onnx"), fa_compiler.inspect("model.onnx")
+    assert [each.what for each in without.blocks] == [each.what for each in whole.blocks]
+    assert len(lzma.compress(Path("without_weights.onnx").read_bytes())) < 40_000
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -62,7 +62,7 @@ def optimize(args: argparse.Namespace) -> int:
             compared = _compared(args, staged, report, options)
             if compared is None or not compared.same:
                 return DIFFERENT
-        how = how_to_run_result(args.output, report, options, loaded.proto)
+        how = how_to_run_result(args.output, report, options, proto)
         pictures.write(Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared))
         stage.commit()
     if not args.quiet:

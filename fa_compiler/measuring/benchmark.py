@@ -96,7 +96,7 @@ def _check_fused(report: Report) -> None:
         return
     ready = [each for each in report.blocks if each.status == "already_fused" or each.code == Code.READY_MADE]
     if ready:
-        why = "is fused already; give the model from which it was made"
+        why = "is already fused; give the model from which it was made"
     elif report.softmaxes:
         why = "has no attention that is fused; fa-compiler inspect --explain says why"
     else:

@@ -19,6 +19,10 @@ LEAST_RUNS, MOST_RUNS = 5, 1000
 MIB = 1 << 20
 
 
+UNSTEADY = 2.0
+"""How often the fast runs of a model may lie in its slow ones before the figures are called unreliable."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Milliseconds of one model: the median, and between which two of ten runs lie, and its peak memory in bytes."""
@@ -37,6 +41,11 @@ class Timing:
         """From the seconds of each run."""
         low, high = np.quantile(seconds, [0.1, 0.9])
         return Timing(1e3 * statistics.median(seconds), 1e3 * float(low), 1e3 * float(high), memory)
+
+    @property
+    def is_steady(self) -> bool:
+        """Do most runs take about the same time?"""
+        return self.high <= UNSTEADY * self.low
 
     def to_json(self) -> dict[str, float]:
         """The figures by name."""
@@ -240,7 +249,18 @@ class Benchmark(Shown):
             first, *others = self.caches
             lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))
         lines += [str(cache) for cache in report.caches if cache.reason is not None]
-        return [*map(printable, lines), self.conditions]
+        return [*map(printable, lines), *self.warnings, self.conditions]
+
+    @property
+    def warnings(self) -> list[str]:
+        """The sentence about lengths whose runs differ so much that their figures say little."""
+        lengths = [str(each.length) for each in self.measured if not all(side.is_steady for side in each.sides)]
+        if not lengths:
+            return []
+        return [
+            f"the machine did other work while {', '.join(lengths)} was measured: the runs of one model differ by more "
+            f"than {UNSTEADY:g} times, so these figures say little; measure again, or with --threads 1"
+        ]
 
 
 class BenchInterrupted(KeyboardInterrupt):

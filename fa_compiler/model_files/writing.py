@@ -30,6 +30,8 @@ for the graph."""
 INLINE_TENSOR = 1 << 10
 """Tensors of up to this many bytes stay inline even then."""
 
+SHOWN = 3
+"""A note about several files names this many of them."""
 _CHUNK = 1 << 24
 _NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 _STEP = 1 << 28
@@ -165,6 +167,7 @@ def write_model(
     """
     staged = stage.reserve(output)
     report.notes.extend(_place_data(proto, loaded, output, stage, keep))
+    report.notes.extend(_data_files(proto, loaded, output))
     if not report.count("fused"):
         same = "is the input with the changes above" if report.changed_otherwise else "is a copy of the input"
         report.notes.append(f"{_why_unchanged(report)}: the output {same}")
@@ -172,10 +175,21 @@ def write_model(
     return staged
 
 
+def _data_files(proto: onnx.ModelProto, loaded: LoadedModel, output: Path) -> list[str]:
+    """The note that names the files of weights that a model file needs beside it; none if it holds its weights."""
+    own = loaded.weights
+    external = [each for each in tensors.all_tensors(proto) if tensors.is_external(each)]
+    places = sorted({tensors.location(each) for each in external if own is None or not own.owns(each)})
+    if not places:
+        return []
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    return [f"{output.name} needs its weights, {', '.join(places[:SHOWN])}{more}, at the same place beside it"]
+
+
 def _why_unchanged(report: Report) -> str:
     """Why nothing was fused, in short."""
     already = report.count("already_fused") and not report.count("declined")
-    return "the model is fused already" if already else "nothing was fused"
+    return "the model is already fused" if already else "nothing was fused"
 
 
 def file_sizes(loaded: LoadedModel, proto: onnx.ModelProto, staged: Path, output: Path) -> tuple[int, int] | None:

@@ -61,7 +61,7 @@ def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> 
         yield "<h2>Peak memory</h2>"
         yield from _plot(ran, unit, "MiB", lambda timing: timing.memory / MIB, None)
         yield from _table(ran, unit)
-    for fault in measured.faults:
+    for fault in (*measured.faults, *measured.warnings):
         yield f"<p>{escape(fault)}</p>"
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (

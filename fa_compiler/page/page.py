@@ -30,7 +30,7 @@ LENGTHS = (512, 2048, 8192, 32768)
 ROLES = ("query", "key", "value", "mask", "bias")
 STATUS = {
     "fused": "fused",
-    "already_fused": "fused already",
+    "already_fused": "already fused",
     "declined": "not fused",
     "not_attention": "not attention",
     "linear_attention": "no softmax",
@@ -127,7 +127,7 @@ def _cards(drawn: Drawn, run: Run | None) -> dict[str, str]:
     after = before if drawn.result is None else nodes_of(drawn.result)
     already, other = report.count("already_fused"), report.count("not_attention")
     cards = {"fused": str(report.count("fused"))}
-    cards |= {"fused already": str(already)} if already else {}
+    cards |= {"already fused": str(already)} if already else {}
     cards |= {"not fused": str(report.count("declined"))}
     cards |= {"not attention": str(other)} if other else {}
     cards |= {"nodes before": f"{before:,}", "nodes after": f"{after:,}"}
@@ -161,7 +161,7 @@ def _verdict(report: Report) -> str:
     sentences = [_outcome(report.count("fused"), total)] if total else []
     if already:
         what = "more" if total else _plural(already, "attention")
-        sentences.append(f"{already} {what} {_plural(already, 'was', 'were')} fused already.")
+        sentences.append(f"{already} {what} {_plural(already, 'was', 'were')} already fused.")
     return " ".join(sentences)
 
 

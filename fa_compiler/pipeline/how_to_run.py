@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 import onnx
 
+from fa_compiler.op_registry import DOMAINS
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
+from fa_compiler.pipeline.options import FileOptions
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
 """The execution providers of the runtimes that are ONNX Runtime on another processor."""
@@ -51,11 +53,14 @@ def how_to_run(
     Args:
         path: the file that `optimize` wrote.
         options: the options that it was written with, by default those of `optimize`.
-        proto: the model, which names its inputs.
+        proto: the model in the file, which names its inputs, and holds bodies of its fused nodes or not.
     """
     place, options = os.fspath(path), options or Options()
     if options.target == "ort":
-        return _with_library(place)
+        bodies = options.bodies if isinstance(options, FileOptions) else True
+        if proto is not None:
+            bodies = any(function.domain in DOMAINS for function in proto.functions)
+        return _with_library(place, bodies)
     if options.target == "ascend":
         return _with_atc(place, options, proto)
     return _without_library(place, None if options.runtime is None else options.runtime.name)
@@ -70,10 +75,12 @@ def how_to_run_result(
     return how_to_run(path, options, proto)
 
 
-def _with_library(path: str) -> HowToRun:
+def _with_library(path: str, bodies: bool) -> HowToRun:
+    without = "the file runs about as fast as the model did" if bodies else "ONNX Runtime does not load the file"
     return HowToRun(
-        "Its kernels are in the library of fa_compiler, which the session has to load. Without the library the file "
-        "runs about as fast as the model did. For sessions that cannot load it: --target contrib --runtime ort-cpu.",
+        "Its kernels are in the library of fa_compiler, which the session has to load.\n"
+        f"Without the library {without}. For sessions that cannot load it:\n"
+        "--target contrib --runtime ort-cpu.",
         (
             Way("Python", _registered(path)),
             Way(

@@ -461,7 +461,7 @@ class Report(Shown):
         if self.gradients:
             parts[0] += f" ({self.gradients} with its gradient)"
         if already := self.count("already_fused"):
-            parts.append(f"{already} fused already")
+            parts.append(f"{already} already fused")
         if declined := self.count("declined"):
             parts.append(f"{declined} declined")
         if other := self.count("not_attention"):

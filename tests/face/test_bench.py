@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.measuring import benchmark
-from fa_compiler.measuring.figures import Measure
+from fa_compiler.measuring.figures import Measure, Timing
 from fa_compiler.measuring.limits import largest_length
 from fa_compiler.measuring.runs import Runs
 
@@ -52,6 +53,21 @@ def test_figures() -> None:
         assert each.ratio == each.original.median / each.fused.median
     assert measured.report.count("fused") == 1
     assert (measured.batch, measured.threads) == (1, 1)
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_busy_machine_is_told() -> None:
+    """Where the slow runs of one model take more than twice as long as its fast ones."""
+    measured = fa_compiler.bench(attention(), [4, 8], threads=1, seconds=0.01)
+    steady = Timing(1.5, 1.0, 2.0, 0)
+    first, second = (replace(each, original=steady, fused=steady) for each in measured.measures)
+    assert not replace(measured, measures=(first, second)).warnings
+    second = replace(second, fused=Timing(1.5, 1.0, 2.1, 0))
+    (told,) = replace(measured, measures=(first, second)).warnings
+    assert told.startswith(
+        "the machine did other work while 8 was measured: the runs of one model differ by more than 2"
+    )
+    assert told in str(replace(measured, measures=(first, second)))
 
 
 @pytest.mark.usefixtures("memory_is_known")
@@ -110,7 +126,7 @@ def test_the_search_for_the_largest_length() -> None:
     "model, why",
     [
         (plain, "has no attention"),
-        (lambda: fa_compiler.optimize(attention()).model, "is fused already; give the model from which it was made"),
+        (lambda: fa_compiler.optimize(attention()).model, "is already fused; give the model from which it was made"),
         (outputs_probabilities, "has no attention that is fused; fa-compiler inspect --explain says why"),
     ],
 )

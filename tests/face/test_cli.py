@@ -104,7 +104,7 @@ def test_strict_tells_what_is_not_fused(tmp_path: Path, capsys: pytest.CaptureFi
     expected = {
         "fused": (attention(), 0, ""),
         "declined": (read, 1, "fa-compiler: error: --strict: block 0 (probabilities_are_output) declined\n"),
-        "fused already": (fused, 0, ""),
+        "already fused": (fused, 0, ""),
         "none": (plain(), 1, "fa-compiler: error: --strict: no attention was fused\n"),
     }
     for name, (model, code, error) in expected.items():

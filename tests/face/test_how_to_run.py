@@ -6,8 +6,10 @@ import shlex
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
+from onnx import helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.command_line.main import parser
@@ -70,3 +72,26 @@ def test_the_command_for_atc_has_what_the_file_was_written_for(soc: str | None, 
     assert args.input_shape == ";".join(f"{value.name}:n,4,8,16" for value in model.graph.input)
     fixed = attention(batch=2, length=8)
     assert "--input-shape" not in str(how_to_run("model.onnx", options, fixed))
+
+
+@pytest.mark.parametrize(("bodies", "told"), [(True, "the file runs about as fast"), (False, "does not load the file")])
+def test_what_a_file_is_without_the_library(bodies: bool, told: str, tmp_path: Path) -> None:
+    original = saved(attention(), tmp_path / "model.onnx")
+    shown = str(fa_compiler.optimize(original, tmp_path / "fused.onnx", bodies=bodies).how_to_run)
+    assert told in shown
+
+
+def test_a_file_names_the_weights_that_it_needs(tmp_path: Path) -> None:
+    """In the folder of the model it needs the same file; in another one a copy."""
+    model = attention(length=8, batch=2)
+    weight = numpy_helper.from_array(np.ones((2, 4, 8, 16), np.float32), "weight")
+    model.graph.initializer.append(weight)
+    model.graph.node.insert(0, helper.make_node("Add", ["query", "weight"], ["moved"]))
+    model.graph.node[2].input[0] = "moved"
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="w.bin", size_threshold=16)
+    (tmp_path / "other").mkdir()
+    for place, needed in (("fused.onnx", "w.bin"), ("other/fused.onnx", "fused.onnx.data")):
+        result = fa_compiler.optimize(path, tmp_path / place)
+        assert f"fused.onnx needs its weights, {needed}, at the same place beside it" in result.report.notes
+        assert (tmp_path / place).with_name(needed).is_file()

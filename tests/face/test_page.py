@@ -147,7 +147,7 @@ def test_what_was_fused_already(tmp_path: Path) -> None:
     fused = fa_compiler.optimize(layered(2)).model
     assert isinstance(fused, onnx.ModelProto)
     page = _Page(written(fused, tmp_path))
-    assert "2 attentions were fused already." in page.text
+    assert "2 attentions were already fused." in page.text
     (kind,) = page.of_class("kind")
     assert kind["data-status"] == "already_fused"
     assert "not fused 0" in without_run(page)

@@ -295,9 +295,9 @@ def test_outputs_that_differ_show_why() -> None:
 def test_what_is_fused_already_is_no_gain(tmp_path: Path) -> None:
     fused = fa_compiler.optimize(attention(batch=2, length=8)).model
     again = fa_compiler.optimize(fused, tmp_path / "again.onnx")
-    assert "the model is fused already: the output is a copy of the input" in str(again)
+    assert "the model is already fused: the output is a copy of the input" in str(again)
     assert "register_custom_ops" in str(again)
-    with pytest.raises(fa_compiler.InputError, match="is fused already; give the model from which it was made"):
+    with pytest.raises(fa_compiler.InputError, match="is already fused; give the model from which it was made"):
         fa_compiler.bench(fused, [8], seconds=0.01)
 
 

@@ -150,3 +150,15 @@ def test_errors_name_the_node():
     expected = r"node 'layer\.7': FlashAttentionScore: key: has the head size 5, expected 4"
     with pytest.raises(reference.ReferenceInputError, match=expected):
         reference.evaluator(model).run(None, wrong)
+
+
+def test_elements_are_gathered_from_data_of_another_size() -> None:
+    """As exporters of BERT write it; onnx's own reference ends in an error."""
+    rows = np.arange(24, dtype=np.float32).reshape(2, 12)
+    indices = np.array([[3, -1, 0], [2, 2, 11]])
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    g (float[2,12] d, int64[n,3] i) => (float[n,3] y) { y = GatherElements<axis=1>(d, i) }"""
+    (got,) = reference.evaluator(onnx.parser.parse_model(text)).run(None, {"d": rows, "i": indices})
+    np.testing.assert_array_equal(got, [[3, 11, 0], [14, 14, 23]])
+    (one,) = reference.evaluator(onnx.parser.parse_model(text)).run(None, {"d": rows, "i": indices[:1]})
+    np.testing.assert_array_equal(one, [[3, 11, 0]])
