@@ -33,7 +33,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "attr-kind" in shown
     assert "attribute scale_value is a Int, FlashAttentionScore wants Float" in shown
-    assert shown.endswith(f"{path}: loads-but-invalid; 1 faults, 0 notes\n")
+    assert shown.endswith(f"{path}: loads-but-invalid; 1 fault, 0 notes\n")
 
 
 def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
