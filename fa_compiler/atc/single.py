@@ -285,7 +285,7 @@ def _outputs(spec: OpSpec, op: Op, given: Mapping[str, TensorDesc], values: Mapp
         if known is None and fact.dtype and fact.shape is not None:
             known = TensorDesc(name, fact.dtype, fact.shape)
         if known is None:
-            raise InputError(f"the output {name} of {spec.name} is not known; give --output-desc {name}=...")
+            raise InputError(f"the output {name!r} of {spec.name} is not known; give --output-desc {name}=...")
         descs.append(known)
     return descs
 

@@ -106,6 +106,10 @@ def single_op(args: argparse.Namespace) -> int:
     return OK
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _file(path: Path) -> Path:
     if path.is_dir():
         raise InputError(f"{path} is a folder; give the file in it")
@@ -126,5 +130,5 @@ def _print(diagnostics: Sequence[FileDiagnostic]) -> None:
 def _conclude(path: Path, verdict: str, diagnostics: Sequence[FileDiagnostic]) -> int:
     notes = sum(diagnostic.severity is Severity.NOTE for diagnostic in diagnostics)
     faults = len(diagnostics) - notes
-    print(printable(f"{path}: {verdict}; {faults} faults, {notes} notes"))
+    print(printable(f"{path}: {verdict}; {_count(faults, 'fault')}, {_count(notes, 'note')}"))
     return DIFFERENT if faults else OK

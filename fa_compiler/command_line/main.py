@@ -36,6 +36,8 @@ from fa_compiler.version import __version__
 
 DEBUG = "FA_COMPILER_DEBUG"
 
+FOLDER = "a new or empty folder, or one that holds only what an earlier run wrote"
+
 _SILENT = logging.NullHandler()
 
 _FILES = ("output", "outputs", "report", "html", "graph")
@@ -355,7 +357,7 @@ def _add_atc(commands: _Commands) -> None:
     text = "optimise a model for an Ascend product and write a folder that ATC compiles"
     command = _command(commands, "atc", text, examples)
     command.add_argument("model", metavar="IN.onnx", type=Path)
-    command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
+    command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=FOLDER)
     add_options(command, Request)
     add_options(command, Parallel)
     add_options(command, Options, "assume")

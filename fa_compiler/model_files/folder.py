@@ -59,7 +59,10 @@ def check_target(target: Path) -> None:
     there = set(_files(target))
     if there and not there <= _listed(target):
         foreign = sorted(there - _listed(target))[0]
-        raise InputError(f"{target} holds {foreign}, which fa-compiler did not write; choose an empty or new folder")
+        raise InputError(
+            f"the folder {target} holds {foreign}, which fa-compiler did not write; move it away, or choose an empty "
+            "or new folder"
+        )
 
 
 def _files(folder: Path) -> list[str]:

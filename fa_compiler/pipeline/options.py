@@ -11,7 +11,7 @@ from typing import Literal, Unpack, get_args
 from fa_compiler.errors import InputError
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.option import read_options, told
-from fa_compiler.passes.answer.options import FusionKeywords
+from fa_compiler.passes.answer.options import FusionKeywords, Target
 
 Weights = Literal["copy", "keep"]
 """What happens to external weights if the result is written to another folder."""
@@ -73,7 +73,8 @@ def make_options(target: str = Options.target, **given: Unpack[FileKeywords]) ->
     Raises:
         InputError: an option has an unknown value, or cannot be used with the target.
     """
-    if target != "ascend" and (given.get("soc_version") is not None or given.get("cann") is not None):
+    others = {word for word in get_args(Target) if word != "ascend"}
+    if target in others and (given.get("soc_version") is not None or given.get("cann") is not None):
         raise InputError("a SoC version and a CANN version need --target ascend")
     try:
         return FileOptions(target, **read_options(given, FileOptions))  # type: ignore[arg-type]  # FileOptions checks it

@@ -22,6 +22,8 @@ from fa_compiler.op_registry.shapes import prompt_outputs
 HALFS = "DT_FLOAT16, DT_BF16"
 HALFS_INT8 = "DT_FLOAT16, DT_BF16, DT_INT8"
 OLD = "DT_FLOAT16, DT_FLOAT32"
+MISTYPED = 214748647
+"""The default of pre_tokens in every header, a typing error for 2147483647."""
 
 FIRST = (
     REG_OP(
@@ -45,7 +47,7 @@ FIRST = (
     .OUTPUT("attention_out", OLD)
     .REQUIRED_ATTR("num_heads", "Int")
     .ATTR("scale_value", "Float", 1.0)
-    .ATTR("pre_tokens", "Int", 214748647)
+    .ATTR("pre_tokens", "Int", MISTYPED)
     .ATTR("next_tokens", "Int", 0)
     .ATTR("input_layout", "String", "BSH")
     .ATTR("num_key_value_heads", "Int", 1)
@@ -82,7 +84,7 @@ CURRENT = (
     .OPTIONAL_INPUT("quant_scale2", "DT_FLOAT32, DT_BF16")
     .OPTIONAL_INPUT("quant_offset2", "DT_FLOAT32, DT_BF16")
     .OUTPUT("attention_out", "DT_FLOAT16, DT_INT8, DT_BF16")
-    .ATTR("pre_tokens", "Int", 214748647, note="a typing error for 2147483647 that every header registers")
+    .ATTR("pre_tokens", "Int", MISTYPED, note="a typing error for 2147483647 that every header registers")
     .ATTR("num_key_value_heads", "Int", 0)
     .PRODUCT(
         "ascend910b ascend910_93 mc62cm12a ascend910_95",
@@ -192,7 +194,10 @@ def on_310p(call: CheckedNode) -> Iterator[Diagnostic]:
     ):
         value = call.attr(name)
         if value not in allowed:
-            yield Diagnostic(name, f"{name} is {value}, expected {' or '.join(map(str, allowed))} on 310P", "document")
+            message = f"{name} is {value}, expected {' or '.join(map(str, allowed))} on 310P"
+            if (name, value) == ("pre_tokens", MISTYPED):
+                message += f"; the default of the prototype is a typing error, so give pre_tokens={UNLIMITED}"
+            yield Diagnostic(name, message, "document")
     for name in ("pse_shift", *_INT8_CHAIN, "quant_scale2", "quant_offset2"):
         if call[name] is not None:
             yield Diagnostic(name, f"{name} is given, expected none on 310P", "document")

@@ -33,7 +33,7 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr().out
     assert "attr-kind" in shown
     assert "attribute scale_value is a Int, FlashAttentionScore wants Float" in shown
-    assert shown.endswith(f"{path}: loads-but-invalid; 1 faults, 0 notes\n")
+    assert shown.endswith(f"{path}: loads-but-invalid; 1 fault, 0 notes\n")
 
 
 def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,7 +162,10 @@ def test_single_op_with_values(tmp_path: Path) -> None:
         ([*FORWARD, "-o", "x", "--attr", "head_num"], "--attr 'head_num' is not of the form name=..."),
         ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:floot"], "is not of the form name=1,12,512,64:float16"),
         ([*FORWARD[:6], "-o", "x"], "needs the input query; give --input query=..."),
-        (["single-op", "Spence", "--input", "x=1:float", "-o", "x"], "the output y of Spence is not known; give --out"),
+        (
+            ["single-op", "Spence", "--input", "x=1:float", "-o", "x"],
+            "the output 'y' of Spence is not known; give -",
+        ),
         (
             ["single-op", "MatMulV2", "--input", "x1=2,3:float", "--input", "x2=2,3:float", "-o", "x"],
             "MatMulV2 does not take these inputs: x1 [2, 3] and x2 [2, 3] share no axis",

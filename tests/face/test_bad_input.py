@@ -375,6 +375,10 @@ USAGE = {
     "opset without onnx": (["inspect", "MODEL", "--opset", "23"], "an opset needs --target onnx"),
     "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
     "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),
+    "a misspelt target with a SoC": (
+        ["optimize", "MODEL", "-o", "OUT", "--target", "ascned", "--soc-version", "Ascend910B2"],
+        "unknown target 'ascned', did you mean 'ascend'?",
+    ),
     "unknown SoC": (["inspect", "MODEL", "--target", "ascend", "--soc-version", "Ascend7"], "'Ascend7'"),
     "unknown CANN": (["inspect", "MODEL", "--target", "ascend", "--cann", "yesterday"], "'yesterday'"),
     "abbreviated": (["inspect", "MODEL", "--expl"], "--expl"),

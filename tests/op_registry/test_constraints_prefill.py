@@ -364,6 +364,13 @@ ON_310P: list[tuple[str, NodeView, str]] = [
 ]
 
 
+def test_the_mistyped_default_is_explained() -> None:
+    found = next(found for found in verify(pfa(attrs={"pre_tokens": None}), "310P") if found.tensor == "pre_tokens")
+    assert found.message.endswith("the default of the prototype is a typing error, so give pre_tokens=2147483647")
+    other = next(found for found in verify(pfa(attrs={"pre_tokens": 7}), "310P") if found.tensor == "pre_tokens")
+    assert other.message == "pre_tokens is 7, expected 2147483647 on 310P"
+
+
 @pytest.mark.parametrize(("constraint", "bad", "name"), ON_310P, ids=[f"{row[0]}-{row[2]}" for row in ON_310P])
 def test_on_310p(constraint: str, bad: NodeView, name: str) -> None:
     wide = tensor((B, N1, S2, D))

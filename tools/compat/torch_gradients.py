@@ -22,7 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ImportError:
+    raise SystemExit("error: this needs torch: run it with an interpreter that has it") from None
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
 from hypothesis import strategies as st

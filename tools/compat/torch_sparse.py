@@ -11,7 +11,11 @@ import argparse
 from typing import Any
 
 import numpy as np
-import torch
+
+try:
+    import torch
+except ImportError:
+    raise SystemExit("error: this needs torch: run it with an interpreter that has it") from None
 
 from fa_compiler import reference
 from tests import sparse_problems as problems

@@ -64,11 +64,19 @@ def check_text(data: bytes, name: str = "the file") -> list[FileDiagnostic]:
     """All diagnostics of the content of a file."""
     try:
         entries = json.loads(data, parse_constant=_no_number)
+    except UnicodeDecodeError:
+        return [NOT_JSON("", f"{name} is not JSON, and no text at all")]
     except (ValueError, RecursionError) as error:
         return [NOT_JSON("", f"{name} is not JSON ({' '.join(str(error).split())})")]
     if not isinstance(entries, list):
-        return [NOT_ARRAY("", f"{name} holds one {type(entries).__name__}")]
+        return [NOT_ARRAY("", f"{name} holds {_kind(entries)}")]
     return [diagnostic for number, entry in enumerate(entries) for diagnostic in _entry(entry, f"operator {number}")]
+
+
+def _kind(value: Any) -> str:
+    """The kind of a value of JSON, with its article."""
+    kinds = {dict: "an object", list: "an array", str: "a string", bool: "a truth value", type(None): "a null"}
+    return kinds.get(type(value), "a number")
 
 
 def _no_number(word: str) -> None:
@@ -78,7 +86,7 @@ def _no_number(word: str) -> None:
 
 def _entry(entry: Any, node: str) -> list[FileDiagnostic]:
     if not isinstance(entry, dict):
-        return [KEY(node, f"a {type(entry).__name__} stands where an operator should")]
+        return [KEY(node, f"{_kind(entry)} stands where an operator should")]
     if "compile_flag" in entry and "op" not in entry:
         return [] if _is_int(entry["compile_flag"]) else [KEY(node, "compile_flag is not a number")]
     op_type = entry.get("op")

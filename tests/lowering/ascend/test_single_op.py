@@ -149,6 +149,17 @@ def test_what_is_no_array() -> None:
         assert (verdict(diagnostics), diagnostics[0].rule) == (REJECTED, rule.name)
 
 
+def test_what_is_no_operator_is_named_in_words_of_json() -> None:
+    for data, words in (
+        (b'{"op": "Add"}', "the file holds an object"),
+        (b"1", "the file holds a number"),
+        (b"[[]]", "an array stands where an operator should"),
+        (b"\x08\x9c\xff", "the file is not JSON, and no text at all"),
+    ):
+        (diagnostic,) = check_text(data)
+        assert diagnostic.message == words
+
+
 def test_every_rule_has_a_test() -> None:
     known = {value.name for value in vars(rules).values() if isinstance(value, Rule)}
     assert known == {rule.name for rule, _ in BROKEN} | {rules.NOT_JSON.name, rules.NOT_ARRAY.name}
