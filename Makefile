@@ -39,7 +39,8 @@ PROVIDER_RUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.3
 # Folders with ONNX Runtime's headers, besides those of the packages that make compat loads.
 HEADERS := $(wildcard /usr/include/onnxruntime)
 RUNTIMES := $(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES))
-NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.*)
+# What an installation compiles or copies; the rest is read where it is.
+NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.* fa_compiler/everywhere/*.pth)
 
 .PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels release lint bench fuzz docs compat sweep clean
 

@@ -162,16 +162,19 @@ class DecodingSession:
         }
 
     def take_caches(self, caches: Mapping[str, npt.ArrayLike]) -> None:
-        """Go on with the caches of another session or model, by the names of this model's inputs.
+        """Go on with the caches of another session (its `caches`) or model, by the names of this model's inputs.
 
         Raises:
             InputError: a cache is missing or does not fit, or the caches hold different numbers of tokens.
         """
+        if not isinstance(caches, Mapping):
+            raise InputError("the caches are arrays by the names of inputs, such as the `caches` of another session")
         arrays: dict[str, Array] = {}
         for name in self.caches_by_input:
             if name not in caches:
                 raise InputError(f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})")
             arrays[name] = typed("the caches", name, np.asarray(caches[name]), self._inputs[name])
+            self._check_fit(name, arrays[name])
         lengths = {
             name: array.shape[self.caches_by_input[name].axis]
             for name, array in arrays.items()
@@ -188,12 +191,25 @@ class DecodingSession:
             else:
                 self._values[name] = to_ort(np.array(array))
 
+    def _check_fit(self, name: str, array: Array) -> None:
+        """Raise InputError for a cache with another number of dimensions, or another fixed size, than the input."""
+        shape, axis = self._inputs[name].type.tensor_type.shape, self.caches_by_input[name].axis
+        sizes = [fixed_size(dim) for dim in shape.dim]
+        fits = len(sizes) == array.ndim and all(
+            place == axis or not size or size == array.shape[place] for place, size in enumerate(sizes)
+        )
+        if not fits:
+            wanted = ", ".join(str(size or dim.dim_param or "?") for size, dim in zip(sizes, shape.dim, strict=True))
+            raise InputError(f"the cache '{name}' has the shape {list(array.shape)}, and {self.name} takes [{wanted}]")
+
     def rewind(self, length: int) -> None:
         """Forget the tokens behind the first `length` ones.
 
         Raises:
-            InputError: the caches hold fewer tokens.
+            InputError: the caches hold fewer tokens, or this is no number of tokens.
         """
+        if not isinstance(length, int | np.integer) or isinstance(length, bool):
+            raise InputError(f"a number of tokens is an integer, not {length!r}")
         if not 0 <= length <= self._length:
             raise InputError(f"the caches hold {self._length} tokens, so that {length} of them cannot be kept")
         if not length:

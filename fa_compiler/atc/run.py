@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import Unpack
 
@@ -122,7 +123,7 @@ def run(
 
 def next_steps(output: Path, built: RouteResult) -> list[str]:
     """What the user does next with a folder that was written, as lines."""
-    last = f"where CANN is installed, run {output / SCRIPT}"
+    last = f"where CANN is installed, run {shlex.quote(str(output / SCRIPT))}"
     if not built.before:
         return [f"next: {last}"]
     steps = [*built.before, last]

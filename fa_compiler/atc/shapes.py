@@ -27,7 +27,8 @@ def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None
     if any(len(group) != len(bounds) for group in gears):
         raise InputError(f"--dynamic-dims needs {len(bounds)} sizes in each group, one for each -1 of --input-shape")
     if not 2 <= len(gears) <= most or len({*map(tuple, gears)}) != len(gears):
-        raise InputError(f"--dynamic-dims needs 2 to {most} different groups, found {len(gears)}")
+        found = len({*map(tuple, gears)})
+        raise InputError(f"--dynamic-dims needs 2 to {most} groups, all of them different; found {found} different")
 
 
 def with_gears(sizes: Sizes, gears: Sequence[Sequence[int]]) -> dict[str, tuple[Size, ...]]:

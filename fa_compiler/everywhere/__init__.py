@@ -8,12 +8,18 @@ Where the provider cannot be had, sessions are made without it, and a warning of
 from __future__ import annotations
 
 import os
+import sys
 
 from fa_compiler.provider.sessions import watch_all
 
 VARIABLE, REPORT = "FA_COMPILER_PROVIDER", "report"
 """The environment variable, and the value with which a process also tells at its end what was fused."""
 
+KNOWN = ("", "0", "off", "no", "false", "1", "on", "yes", "true", REPORT)
+
 sessions = watch_all()
-if os.environ.get(VARIABLE) == REPORT:
+_value = os.environ.get(VARIABLE, "").lower()
+if _value == REPORT:
     sessions.report_at_end()
+if _value not in KNOWN:
+    print(f"fa_compiler: {VARIABLE} is {_value!r}, which is taken for 1; use 1 or {REPORT}", file=sys.stderr)

@@ -60,7 +60,7 @@ def how_to_run(
         bodies = options.bodies if isinstance(options, FileOptions) else True
         if proto is not None:
             bodies = any(function.domain in DOMAINS for function in proto.functions)
-        return _with_library(place, bodies)
+        return _in_place(place) if options.in_place_caches else _with_library(place, bodies)
     if options.target == "ascend":
         return _with_atc(place, options, proto)
     return _without_library(place, None if options.runtime is None else options.runtime.name)
@@ -94,6 +94,24 @@ def _with_library(path: str, bodies: bool) -> HowToRun:
                     f"Ort::Session session(env, {_quoted(path)}, options);",
                 ),
             ),
+        ),
+    )
+
+
+def _in_place(path: str) -> HowToRun:
+    return HowToRun(
+        "Its caches are buffers, which a session has to bind as past and as present: a DecodingSession does.\n"
+        "Other programs bind them as `fa-compiler docs decoding` describes, with the library of fa_compiler.",
+        (
+            Way(
+                "Python",
+                (
+                    "import fa_compiler",
+                    f"session = fa_compiler.DecodingSession({_quoted(path)}, room=4096)",
+                    'outputs = session.step({"input_ids": [[1, 2, 3]]})    # then one token at a time',
+                ),
+            ),
+            Way("Python, in a session of your own", _registered(path)),
         ),
     )
 

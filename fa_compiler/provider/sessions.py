@@ -89,7 +89,8 @@ class Sessions:
             chosen = getattr(options, "has_providers", bool)()
             return "the options name a provider" if chosen and options not in self._extended else None
         names = (each if isinstance(each, str) else each[0] for each in providers)
-        return next((f"it names {name}" for name in names if name not in _PLAIN), None)
+        others = [name for name in names if name not in _PLAIN and name in ort.get_available_providers()]
+        return f"it names {others[0]}" if others else None  # ONNX Runtime leaves out what it does not have
 
     def _extend(self, options: ort.SessionOptions) -> str | None:
         """Add the provider to the options. If this cannot be done: why not.

@@ -127,6 +127,26 @@ def test_a_state_is_replaced() -> None:
         fa_compiler.DecodingSession(recurrent(1))
 
 
+@pytest.mark.parametrize("length", [1.5, "a", True, None])
+def test_what_is_no_number_of_tokens(length: Any) -> None:
+    session = fa_compiler.DecodingSession(recurrent())
+    session.step({"x": np.ones((2, 1, 4), np.float32)})
+    with pytest.raises(InputError, match="a number of tokens is an integer"):
+        session.rewind(length)
+
+
+def test_caches_that_do_not_fit() -> None:
+    """They are refused before the session forgets its own."""
+    session = fa_compiler.DecodingSession(recurrent())
+    session.step({"x": np.ones((2, 1, 4), np.float32)})
+    with pytest.raises(InputError, match="arrays by the names of inputs, such as the `caches` of another session"):
+        session.take_caches(session)  # type: ignore[arg-type]
+    for shape in ((2, 1, 5), (2, 4)):
+        with pytest.raises(InputError, match=r"'past_sum' has the shape .*, and .* takes \[batch, 1, 4\]"):
+            session.take_caches({"past_sum": np.ones(shape, np.float32)})
+    assert session.caches["past_sum"].shape == (2, 1, 4)
+
+
 def test_what_an_encoder_gives_is_kept() -> None:
     kinds = {cache.past: cache.kind for cache in caches_of(merged())}
     assert kinds == {

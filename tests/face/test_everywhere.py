@@ -59,6 +59,26 @@ def test_the_variable(value: str, provider: str, folder: Path) -> None:
     assert run(f"{first}\nimport onnxruntime as ort{MAKE}", folder, FA_COMPILER_PROVIDER=value) == ([provider], told)
 
 
+@pytest.mark.parametrize(
+    ("value", "provider", "told"),
+    [
+        ("off", PLAIN, ""),
+        ("False", PLAIN, ""),
+        ("on", FUSED, ""),
+        ("repotr", FUSED, "fa_compiler: FA_COMPILER_PROVIDER is 'repotr', which is taken for 1; use 1 or report\n"),
+    ],
+)
+def test_values_of_the_variable(value: str, provider: str, told: str, folder: Path) -> None:
+    assert run(f"import onnxruntime as ort{MAKE}", folder, FA_COMPILER_PROVIDER=value) == ([provider], told)
+
+
+def test_a_list_with_a_provider_that_is_not_there(folder: Path) -> None:
+    """Libraries pass such lists; ONNX Runtime leaves out what it does not have."""
+    named = 'ort.InferenceSession("attention.onnx", providers=["CUDAExecutionProvider", "CPUExecutionProvider"])'
+    lines, _ = run(f"import onnxruntime as ort\nprint({named}.get_providers()[0])", folder, FA_COMPILER_PROVIDER="1")
+    assert lines == [FUSED]
+
+
 def test_without_the_variable_nothing_is_imported(folder: Path) -> None:
     """With it, one module and a flag of its syntax, until the program imports onnxruntime. Other packages, such as an
     editable one, have files that Python reads when it starts, too, so only those of this package are read here."""

@@ -95,3 +95,9 @@ def test_a_file_names_the_weights_that_it_needs(tmp_path: Path) -> None:
         result = fa_compiler.optimize(path, tmp_path / place)
         assert f"fused.onnx needs its weights, {needed}, at the same place beside it" in result.report.notes
         assert (tmp_path / place).with_name(needed).is_file()
+
+
+def test_a_file_with_caches_in_place_is_run_by_a_decoding_session() -> None:
+    needs, (first, *_) = (how := how_to_run("step.onnx", make_options(in_place_caches=True))).needs, how.ways
+    assert "bind as past and as present" in needs
+    assert 'fa_compiler.DecodingSession("step.onnx", room=4096)' in first.lines[1]

@@ -707,7 +707,7 @@ for _ in range(2):
 
 @pytest.mark.parametrize("kind", ["script", "module"])
 def test_a_script_with_the_provider(kind: str, tmp_path: Path) -> None:
-    """The script knows nothing of us. A session that names another provider is left as it is."""
+    """The script knows nothing of us. A provider that this build of ONNX Runtime does not have does not count."""
     saved(attention(), tmp_path / "attention.onnx")
     saved(plain(), tmp_path / "plain.onnx")
     (tmp_path / "serve.py").write_text("""
@@ -733,11 +733,26 @@ sys.exit(3)
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (3, "one -m helper __main__\n"), done.stderr
     line = (
-        "fa_compiler: 3 sessions, 2 of 2 attentions fused; without the provider: it disables optimizers, "
-        "it names DmlExecutionProvider, it writes its optimised model"
+        "fa_compiler: 4 sessions, 2 of 2 attentions fused; without the provider: it disables optimizers, "
+        "it writes its optimised model"
     )
     assert (tmp_path / "written.onnx").exists()
     assert done.stderr.splitlines()[-1] == line
+
+
+def test_a_session_that_names_another_provider(tmp_path: Path) -> None:
+    """One that this build has; the names here are those of a build for CUDA."""
+    path = saved(attention(), tmp_path / "attention.onnx")
+    program = f"""
+import onnxruntime as ort
+ort.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"]
+from fa_compiler.provider.sessions import watch_all
+sessions = watch_all()
+session = ort.InferenceSession({str(path)!r}, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
+print(sessions.with_provider, dict(sessions.others))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 {'it names CUDAExecutionProvider': 1}\n"
 
 
 def test_a_fused_file_in_a_script(tmp_path: Path) -> None:

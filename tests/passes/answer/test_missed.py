@@ -286,7 +286,7 @@ LOST = {
     "float32": Lost(
         MissedCode.NOT_INCRE,
         "expected DT_FLOAT16 or DT_BF16",
-        "",
+        "convert the model to float16",
         lambda: parse(
             PRODUCT_QK + SOFTMAX.format("s") + PRODUCT_PV, inputs=CROSS.replace("S", "1"), outputs="float[B,4,1,8] y"
         ),
