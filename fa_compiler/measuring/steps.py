@@ -151,11 +151,15 @@ class Steps:
         return Measure(length, shapes, len(times[0]), first, second, decoded=decoded)
 
     def _fits(self, length: int, known: Sequence[Measure]) -> bool:
-        """Is the memory enough for a prompt at once, as far as shorter ones tell?"""
+        """Is the memory enough for a prompt at once, as far as shorter ones tell?
+
+        They were measured in processes of their own. ONNX Runtime takes memory in pieces, each twice as large as the
+        last one, and keeps them, so a process that ran other prompts before may hold twice as much.
+        """
         whole = [each for each in known if each.decoded is not None and each.decoded.parts == 1]
         free = free_memory()
         needed = foreseen(((each.length, each.original.memory) for each in whole if each.original is not None), length)
-        return free is None or needed < free
+        return free is None or 2 * needed < free
 
     def _take_prompt(self, length: int, prompt: Sequence[Arrays]) -> tuple[float, float] | None:
         """Begin, and return the milliseconds of the prompt in both. Only the second time counts."""

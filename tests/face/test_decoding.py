@@ -326,8 +326,9 @@ def test_default_numbers_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("memory_is_known")
 def test_a_prompt_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lengths 4 and 8 take 19 and 67 MiB, so that 16 will take 259: too much. The memory is not asked for."""
-    monkeypatch.setattr(steps, "free_memory", lambda: 200 << 20)
+    """Lengths 4 and 8 take 19 and 67 MiB, so that 16 will take 259: more than half of what there is. The memory is not
+    asked for."""
+    monkeypatch.setattr(steps, "free_memory", lambda: 400 << 20)
     monkeypatch.setattr(steps, "PART", 6)
     path = str(saved(harness.load(LLAMA), tmp_path / "model.onnx"))
     assert main(["bench", path, "--decode", "--lengths", "4,8,16", "--seconds", "0.01"]) == 0
