@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
+from fa_compiler.comparison.buffers import buffers_of
 from fa_compiler.comparison.feeds import SIZES, load_inputs, random_inputs, save_arrays
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_same, open_for_writing
@@ -58,12 +61,13 @@ def run_model(
 
 
 def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array], dict[str, Array]]:
-    """Random inputs with which the model runs, and its outputs. Raises the error of the first sizes if it runs with
-    none."""
+    """Random inputs with which the model runs, and its outputs. Caches that are buffers hold no tokens, so that there
+    is room for the new ones. Raises the error of the first sizes if it runs with none."""
     faults: list[InputError] = []
     for batch, length in SIZES:
         try:
             feeds = random_inputs(loaded.proto, loaded.name, batch=batch, length=length)
+            feeds |= {name: np.zeros_like(feeds[name]) for name in {each.length for each in buffers_of(loaded.proto)}}
             return feeds, session.run(feeds)
         except InputError as error:
             faults.append(error)

@@ -12,6 +12,7 @@ import onnx
 import pytest
 
 import fa_compiler
+from fa_compiler.command_line.main import main
 
 ROOM = 24
 
@@ -74,3 +75,16 @@ def test_the_tokens_are_the_same(example: ModuleType, tmp_path: Path) -> None:
     tokens = [example.generate(run.step, [3, 1, 4], 10)[0] for run in runs]
     assert tokens[0] == tokens[1]
     assert len(set(tokens[0])) > 1
+
+
+def test_random_inputs_leave_room_in_the_buffers(
+    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The number of cached tokens is also an index into a table of 2,000 positions, far more than the buffers hold."""
+    for name, size in {"LAYERS": 1, "HEADS": 4, "SIZE": 8, "WIDTH": 32, "INNER": 32, "WORDS": 50}.items():
+        monkeypatch.setattr(example, name, size)
+    original, in_place = tmp_path / "step.onnx", tmp_path / "in_place.onnx"
+    onnx.save(example.build(2000), original)
+    fa_compiler.optimize(original, in_place, in_place_caches=True)
+    assert main(["run", str(in_place)]) == 0
+    assert "cache_length int64 [1]" in capsys.readouterr().out
