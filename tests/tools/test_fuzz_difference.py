@@ -183,3 +183,22 @@ def test_a_bias_of_infinities_at_a_masked_key(masked: int, number: float, excuse
     got: Array = ((weights / weights.sum()) @ value + number).astype(np.float32)
     types = "float[M,K] q, float[K] m, float[K] n, bool[K] w, float l, float[K,N] v"
     assert (fault(body, types, arrays, got) is None) == excused
+
+
+@pytest.mark.parametrize("kind", ["float", "float16"])
+def test_integers_may_be_as_far_apart_as_the_last_bits_of_inputs_move_them(kind: str) -> None:
+    """Steps of 0.5 beside 512: the last bit of float16 is one of them there, that of float32 none."""
+    model = onnx.parser.parse_model(
+        f"""<ir_version: 9, opset_import: ["": 19]>
+        g ({kind}[1,2] x, {kind}[1] big, {kind}[1] half) => (int8[1,2] y) <int8 zero = {{0}}>
+        {{ s = Sub(x, big) y = QuantizeLinear(s, half, zero) }}"""
+    )
+    short = np.float16 if kind == "float16" else np.float32
+    given = {"x": [[514.0, 524.0]], "big": [512.0], "half": [0.5]}
+    arrays = {name: np.array(numbers, short) for name, numbers in given.items()}
+    original = session(model, custom=False)
+    compared = Comparison(model, original, Feed("", arrays))
+    (right,) = run_original(original, arrays)
+    np.testing.assert_array_equal(right, [[4, 24]])
+    allowed = [gap for gap in (0, 1, 3, 90) if compared.fault(0, right, (right + gap).astype(np.int8)) is None]
+    assert allowed == ([0, 1, 3] if kind == "float16" else [0, 1])
