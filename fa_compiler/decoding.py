@@ -14,13 +14,14 @@ import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size, rows_of, sizes_of_rows
-from fa_compiler.comparison.feeds import graph_inputs, random_inputs, typed
+from fa_compiler.comparison.feeds import random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import ModelLike, read_proto
+from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]
 

@@ -11,9 +11,12 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.atc.request import Request
-from fa_compiler.atc.sizes import Size
+from fa_compiler.atc.sizes import Size, Sizes
 from fa_compiler.errors import InputError
+from fa_compiler.lowering.ascend.air import AirError
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.graph import Op, Weight
+from fa_compiler.lowering.ascend.infer.graph import infer_model
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes import Report
 
@@ -72,6 +75,17 @@ class RouteResult:
     constants: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
     cluster: Sequence[str] = ()
     before: Sequence[str] = ()
+
+
+def check_inference(job: Job, sizes: Sizes) -> None:
+    """Raise InputError for sizes of the inputs with which the model cannot run, by GE's shape inference where the model
+    can be converted to a GE graph at all."""
+    try:
+        errors = infer_model(to_ge(job.model(), input_shapes=dict(sizes))).errors
+    except (UnmappedError, AirError, ValueError):
+        return
+    if errors:
+        raise job.size_error(*errors[0])
 
 
 Route = Callable[[Job], RouteResult]

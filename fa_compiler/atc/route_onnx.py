@@ -5,36 +5,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.atc.job import Input, Job, RouteResult
-from fa_compiler.atc.shapes import model_inputs
+from fa_compiler.atc.job import Input, Job, RouteResult, check_inference
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
-from fa_compiler.lowering.ascend.air import AirError
-from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Severity
 from fa_compiler.lowering.ascend.graph import Op
-from fa_compiler.lowering.ascend.infer.graph import infer_model
 from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, plugin
 from fa_compiler.lowering.ascend.onnx_route.check import check
-from fa_compiler.lowering.ascend.onnx_route.errors import SHOWN, grouped
+from fa_compiler.lowering.ascend.onnx_route.errors import grouped
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
 from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.dtypes import from_onnx
 from fa_compiler.passes.answer.options import EMPTY_BIAS
+from fa_compiler.passes.answer.report import first_of
 from fa_compiler.passes.ir.nodes import all_nodes, remember_versions
 from fa_compiler.passes.values.declared import correct_shapes
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.pipeline.fusing import invalid_result
 from fa_compiler.pipeline.options import make_options
+from fa_compiler.protos.subgraphs import graph_inputs
 
 FILE, PLUGIN = "model.onnx", "plugin"
 OTHER_ROUTES = "--route air or onnx"
@@ -53,14 +50,14 @@ def build(job: Job) -> RouteResult:
     model, notes = _model(job)
     fused = _fused(model)
     _lower(job, model)
+    before = []
     used = sorted({node.op_type for node in all_nodes(model.graph) if node.domain == DOMAIN})
     if used:
         (job.folder / PLUGIN).mkdir()
         for name, text in plugin.files(used, job.request.cann).items():
             (job.folder / PLUGIN / name).write_text(text)
-        step = f"build and install ATC's plugin for {', '.join(used)}, as {PLUGIN}/README.md says"
-        return dataclasses.replace(_written(job, model, fused, notes), before=[step])
-    return _written(job, model, fused, notes)
+        before.append(f"build and install ATC's plugin for {', '.join(used)}, as {PLUGIN}/README.md says")
+    return _written(job, model, fused, notes, before)
 
 
 def build_npu(job: Job) -> RouteResult:
@@ -91,12 +88,7 @@ def _check_sizes(job: Job) -> None:
     These routes write no GE graph. The sizes are checked by GE's shape inference, if the model can be converted to a
     GE graph at all, and by ONNX's. The model is not changed.
     """
-    try:
-        errors = infer_model(to_ge(job.model(), input_shapes=dict(job.request.sizes))).errors
-    except (UnmappedError, AirError, ValueError):
-        errors = []
-    if errors:
-        raise job.size_error(*errors[0])
+    check_inference(job, job.request.sizes)
     problem = checker.fault(job.loaded.proto, full=True, declared=False)
     if problem is not None:
         raise InputError(f"{job.loaded.name} is not valid with these sizes: {problem}")
@@ -125,7 +117,7 @@ def _input_error(job: Job, error: UnsupportedModel) -> InputError:
     return InputError(f"{job.loaded.name}: {'; '.join(grouped(error.problems))}")
 
 
-def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> RouteResult:
+def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str], before: Sequence[str] = ()) -> RouteResult:
     proto = ir.to_proto(model)
     only_known_entries(proto)
     problem = checker.fault(proto, full=True)
@@ -144,7 +136,7 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str]) -> Ro
         "operators": dict(sorted(Counter(node.op_type for node in all_nodes(model.graph)).items())),
         "outputs": [value.name for value in proto.graph.output],
     }
-    return RouteResult(FILE, 5, _inputs(proto, job), fused, details, notes)
+    return RouteResult(FILE, 5, _inputs(proto, job), fused, details, notes, before=before)
 
 
 def _open(diagnostics: Sequence[FileDiagnostic]) -> list[str]:
@@ -152,19 +144,16 @@ def _open(diagnostics: Sequence[FileDiagnostic]) -> list[str]:
     nodes: dict[str, list[str]] = {}
     for diagnostic in diagnostics:
         nodes.setdefault(f"{diagnostic.message}; {diagnostic.hint}", []).append(diagnostic.node)
-    return [
-        f"{', '.join(names[:SHOWN])}{f' and {len(names) - SHOWN} more' if len(names) > SHOWN else ''}: {sentence}"
-        for sentence, names in nodes.items()
-    ]
+    return [f"{first_of(names)}: {sentence}" for sentence, names in nodes.items()]
 
 
 def _inputs(proto: onnx.ModelProto, job: Job) -> list[Input]:
     sizes = job.request.sizes
-    for value in model_inputs(proto):
+    for value in graph_inputs(proto):
         if ";" in value.name:
             problem = f"the name of the input {value.name!r} holds ';', which ends a name in ATC's --input_shape"
             raise InputError(f"{job.loaded.name}: {problem}; rename it, or use --route air")
     return [
         Input(value.name, from_onnx(value.type.tensor_type.elem_type) or "", tuple(sizes.get(value.name, ())))
-        for value in model_inputs(proto)
+        for value in graph_inputs(proto)
     ]

@@ -12,7 +12,7 @@ from typing import Unpack
 import onnx
 
 from fa_compiler.atc import route_air, route_onnx, route_ranks
-from fa_compiler.atc.job import Job, Route, RouteResult
+from fa_compiler.atc.job import Job, Route, RouteResult, check_inference
 from fa_compiler.atc.request import AtcKeywords, Parallel, Request, request_of
 from fa_compiler.atc.script import PRECISIONS, command, script
 from fa_compiler.atc.shapes import (
@@ -27,9 +27,6 @@ from fa_compiler.atc.shapes import (
 from fa_compiler.atc.single import write_all
 from fa_compiler.atc.sizes import atc_text
 from fa_compiler.errors import InputError
-from fa_compiler.lowering.ascend.air import AirError
-from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
-from fa_compiler.lowering.ascend.infer.graph import infer_model
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.op_registry.errors import UnknownProduct
@@ -106,8 +103,8 @@ def run(
     with new_folder(output) as folder:
         proto, report = optimise(loaded, options, progress)
         job = Job(request, loaded, copy_of(loaded) if proto is None else proto, report, folder)
-        if gears:
-            _check_groups(job)
+        for group in extreme_groups(sizes, gears) if gears else ():
+            check_inference(job, group)
         built = (ROUTES[request.route] if parallel is None else route_ranks.build)(job)
         words = command(request, built)
         what = built.model if parallel is None else "the models of the ranks"
@@ -159,18 +156,6 @@ def _check_types(proto: onnx.ModelProto, soc: SocVersion, name: str) -> None:
         number = tensor.data_type if isinstance(tensor, onnx.TensorProto) else tensor.elem_type
         if number == onnx.TensorProto.BFLOAT16:
             raise InputError(f"{name} holds bfloat16, which {soc.name} does not have; convert the model to float16")
-
-
-def _check_groups(job: Job) -> None:
-    """Raise InputError for gears with which the model cannot run, by GE's shape inference where the model can be
-    converted to a GE graph at all."""
-    for sizes in extreme_groups(job.request.sizes, job.request.gears):
-        try:
-            errors = infer_model(to_ge(job.model(), input_shapes=sizes)).errors
-        except (UnmappedError, AirError, ValueError):
-            return
-        if errors:
-            raise job.size_error(*errors[0])
 
 
 def _report(job: Job, built: RouteResult, words: list[str]) -> dict[str, object]:

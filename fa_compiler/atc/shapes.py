@@ -8,7 +8,7 @@ import onnx
 
 from fa_compiler.atc.sizes import DYNAMIC, Size, Sizes, atc_size
 from fa_compiler.errors import InputError
-from fa_compiler.protos.subgraphs import graphs_below
+from fa_compiler.protos.subgraphs import graph_inputs, graphs_below
 
 
 def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None:
@@ -53,7 +53,7 @@ def check_symbols(proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence
         sizes: those of all inputs of the model.
         gears: in the order of the model's inputs.
     """
-    dims = {value.name: value.type.tensor_type.shape.dim for value in model_inputs(proto)}
+    dims = {value.name: value.type.tensor_type.shape.dim for value in graph_inputs(proto)}
     symbols = [dims[name][axis].dim_param for name, axis in _dynamic_axes(sizes)]
     for group in gears:
         known: dict[str, int] = {}
@@ -98,7 +98,7 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     """
     fixed = onnx.ModelProto()
     fixed.CopyFrom(proto)
-    inputs = {value.name: value for value in model_inputs(fixed)}
+    inputs = {value.name: value for value in graph_inputs(fixed)}
     for value in inputs.values():
         kind = value.type.WhichOneof("value")
         if kind not in (None, "tensor_type"):
@@ -152,7 +152,7 @@ def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple
     """
     full: dict[str, tuple[Size, ...]] = {}
     missing: list[str] = []
-    for value in model_inputs(proto):
+    for value in graph_inputs(proto):
         tensor = value.type.tensor_type
         given: Mapping[int, Size] = dict(enumerate(sizes.get(value.name) or ()))
         dims: list[Size | str] = [
@@ -168,9 +168,3 @@ def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple
             "each name by a number, a range such as 1~512, or -1 for any size"
         )
     return full
-
-
-def model_inputs(proto: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs of the main graph that are not weights."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
-    return [value for value in proto.graph.input if value.name not in weights]

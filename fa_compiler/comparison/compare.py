@@ -36,7 +36,7 @@ import onnxruntime as ort
 from fa_compiler import op_registry
 from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
-from fa_compiler.comparison.feeds import SIZES, graph_inputs, load_inputs, named_inputs, random_inputs
+from fa_compiler.comparison.feeds import SIZES, load_inputs, named_inputs, random_inputs
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
@@ -47,7 +47,7 @@ from fa_compiler.passes.answer.options import DECODE, DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
-from fa_compiler.protos.subgraphs import all_nodes
+from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 from fa_compiler.protos.tensors import all_tensors
 
 TOLERANCES = {

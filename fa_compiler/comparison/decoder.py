@@ -33,7 +33,7 @@ from fa_compiler.passes import analyse
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.in_place.caches import candidates, read_cache
 from fa_compiler.passes.ir.nodes import input_of, is_op
-from fa_compiler.protos.subgraphs import all_nodes
+from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 OPERATORS = {
     ("", "Attention"): ((4, 1), (5, 2)),
@@ -152,8 +152,7 @@ def _name(sizes: dict[str, int], info: onnx.ValueInfoProto, axis: int, size: int
 
 
 def _given(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    weights = {tensor.name for tensor in model.graph.initializer}
-    return {info.name: info for info in model.graph.input if info.name not in weights}
+    return {info.name: info for info in graph_inputs(model)}
 
 
 def _of_group_query(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:

@@ -32,6 +32,7 @@ from fa_compiler.comparison.integers import Readers, number_range
 from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.passes import analyse
+from fa_compiler.protos.subgraphs import graph_inputs
 
 BATCH = 2
 LENGTH = 16
@@ -63,12 +64,6 @@ _NUMPY: Mapping[int, np.dtype[Any]] = {
     onnx.TensorProto.UINT32: np.dtype(np.uint32),
     onnx.TensorProto.UINT64: np.dtype(np.uint64),
 }
-
-
-def graph_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
-    """The inputs that a caller has to feed: those without an initializer."""
-    given = {tensor.name for tensor in model.graph.initializer}
-    return [info for info in model.graph.input if info.name not in given]
 
 
 def random_inputs(

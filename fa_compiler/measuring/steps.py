@@ -21,12 +21,13 @@ import numpy as np
 
 from fa_compiler.comparison.compare import compare_arrays, tolerance_for
 from fa_compiler.comparison.decoder import fixed_size, rows_of
-from fa_compiler.comparison.feeds import graph_inputs, random_inputs
+from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.decoding import DecodingSession
 from fa_compiler.measuring.figures import Decoded, Measure, Shapes, Timing, timed, turns
 from fa_compiler.measuring.limits import foreseen, free_memory, in_words
 from fa_compiler.measuring.memory import own_peak, peak_of
 from fa_compiler.model_files.reading import read_proto
+from fa_compiler.protos.subgraphs import graph_inputs
 
 PART = 512
 """The tokens of one part of a prompt for which the memory is not enough at once."""

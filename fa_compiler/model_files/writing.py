@@ -17,7 +17,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_same, is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.passes.answer.report import Progress, Report
+from fa_compiler.passes.answer.report import Progress, Report, first_of
 from fa_compiler.protos import tensors
 
 ALIGNMENT = 1 << 16
@@ -30,8 +30,6 @@ for the graph."""
 INLINE_TENSOR = 1 << 10
 """Tensors of up to this many bytes stay inline even then."""
 
-SHOWN = 3
-"""A note about several files names this many of them."""
 _CHUNK = 1 << 24
 _NO_KERNEL_COPY = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.ETXTBSY)
 _STEP = 1 << 28
@@ -177,13 +175,17 @@ def write_model(
 
 def _data_files(proto: onnx.ModelProto, loaded: LoadedModel, output: Path) -> list[str]:
     """The note that names the files of weights that a model file needs beside it; none if it holds its weights."""
-    own = loaded.weights
-    external = [each for each in tensors.all_tensors(proto) if tensors.is_external(each)]
-    places = sorted({tensors.location(each) for each in external if own is None or not own.owns(each)})
+    places = sorted(_external_places(proto, loaded))
     if not places:
         return []
-    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
-    return [f"{output.name} needs its weights, {', '.join(places[:SHOWN])}{more}, at the same place beside it"]
+    return [f"{output.name} needs its weights, {first_of(places)}, at the same place beside it"]
+
+
+def _external_places(proto: onnx.ModelProto, loaded: LoadedModel) -> set[str]:
+    """The locations of the external tensors of a model, without those that were left in the model's own file."""
+    own = loaded.weights
+    external = filter(tensors.is_external, tensors.all_tensors(proto))
+    return {tensors.location(tensor) for tensor in external if own is None or not own.owns(tensor)}
 
 
 def _why_unchanged(report: Report) -> str:
@@ -197,12 +199,7 @@ def file_sizes(loaded: LoadedModel, proto: onnx.ModelProto, staged: Path, output
     one of them is not a regular file."""
     if loaded.path is None or is_special(loaded.path) or is_special(staged):
         return None
-    own = loaded.weights
-    data = {
-        output.parent / tensors.location(tensor)
-        for tensor in tensors.all_tensors(proto)
-        if tensors.is_external(tensor) and not (own is not None and own.owns(tensor))
-    }
+    data = {output.parent / place for place in _external_places(proto, loaded)}
     before, after = {loaded.path, *loaded.files.values()}, {staged, *data}
     return sum(path.stat().st_size for path in before), sum(path.stat().st_size for path in after)
 

@@ -22,7 +22,7 @@ from fa_compiler.page.drawn import Drawing, Drawn, Kind
 from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of
 from fa_compiler.page.provenance import Provenance, Written
 from fa_compiler.passes import Block, Report
-from fa_compiler.passes.answer.report import Missed, ranges
+from fa_compiler.passes.answer.report import Missed, first_of, ranges
 from fa_compiler.protos.subgraphs import all_nodes
 
 LENGTHS = (512, 2048, 8192, 32768)
@@ -222,10 +222,9 @@ def _left(report: Report) -> Iterator[str]:
         return
     yield "<section aria-labelledby='left'><h2 id='left'>What was not fused</h2><ul>"
     for (code, reason, hint), blocks in reasons.items():
-        where = ", ".join(escape(block.culprit or block.anchor) for block in blocks[:3])
-        more = f" and {len(blocks) - 3} more" if len(blocks) > 3 else ""
+        where = first_of([escape(block.culprit or block.anchor) for block in blocks])
         advice = f"<br><strong>Try:</strong> {escape(hint)}" if hint else ""
-        yield f"<li><code>{escape(code)}</code> {escape(reason)} <small>({where}{more})</small>{advice}</li>"
+        yield f"<li><code>{escape(code)}</code> {escape(reason)} <small>({where})</small>{advice}</li>"
     yield "</ul></section>"
 
 

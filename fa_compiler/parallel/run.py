@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import onnx
 
-from fa_compiler.comparison.feeds import graph_inputs, load_inputs
+from fa_compiler.comparison.feeds import load_inputs
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.model_files.destination import is_same
 from fa_compiler.model_files.reading import LoadedModel
@@ -18,6 +18,7 @@ from fa_compiler.parallel.cores import threads_of_rank
 from fa_compiler.parallel.input_file import POSITIONS, load_caches, load_part
 from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.session import ShardedSession
+from fa_compiler.protos.subgraphs import graph_inputs
 from fa_compiler.running.one_process import check_outputs, save_outputs
 
 T = TypeVar("T")

@@ -10,6 +10,12 @@ import onnx
 from fa_compiler.protos.tensors import is_plain
 
 
+def graph_inputs(model: onnx.ModelProto) -> list[onnx.ValueInfoProto]:
+    """The inputs that a caller has to feed: those without an initializer."""
+    given = {tensor.name for tensor in model.graph.initializer}
+    return [info for info in model.graph.input if info.name not in given]
+
+
 def graphs_of(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
     """The graphs in a node's attributes, without the graphs inside these."""
     for attribute in node.attribute:

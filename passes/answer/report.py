@@ -257,6 +257,12 @@ def _blocks(ids: Sequence[int]) -> str:
     return f"blocks {ranges(ids)}"
 
 
+def first_of(names: Sequence[str], kept: int = 3) -> str:
+    """Names in a sentence: the first ones, and how many more there are."""
+    more = f" and {len(names) - kept} more" if len(names) > kept else ""
+    return f"{', '.join(names[:kept])}{more}"
+
+
 def ranges(numbers: Sequence[int]) -> str:
     """Ascending numbers as ranges, such as "0-3, 7"."""
     runs: list[list[int]] = []

@@ -280,11 +280,13 @@ class Comparison:
     def _is_a_step_away(self, index: int, wanted: Array, got: Array) -> bool:
         """Are integers that numbers were rounded to equal but for a step, and for what the last bits of inputs of 16
         bits move them?"""
-        gap = np.abs(wanted.astype(np.float64) - got)
-        if gap.max() <= 1 or not self.is_short:
-            return bool(gap.max() <= 1)
         whole = wanted.astype(np.float64)
-        return any((gap <= 1 + FACTOR * self._noise(self.original, index, whole, times)).all() for times in SHAKES)
+        gap = np.abs(whole - got)
+        if gap.max() <= 1:
+            return True
+        return self.is_short and any(
+            (gap <= 1 + FACTOR * self._noise(self.original, index, whole, times)).all() for times in SHAKES
+        )
 
     def _noise(self, model: ort.InferenceSession, index: int, plain: Array, times: int) -> Array:
         """How far a model's result moves when its inputs move by half of their last bit, the largest of each row and of

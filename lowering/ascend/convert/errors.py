@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHOWN = 3
-"""A sentence about several nodes names this many of them."""
+from fa_compiler.passes.answer.report import first_of
 
 
 class CannotMapError(Exception):
@@ -46,14 +45,14 @@ class UnmappedError(Exception):
         alike: dict[tuple[str, str, str], list[UnmappedNode]] = {}
         for node in nodes:
             alike.setdefault((node.op_type, node.reason, node.alternative), []).append(node)
-        lines = "".join(f"\n  {group[0].told(_named(group))}" for group in alike.values())
+        lines = "".join(f"\n  {_told(group)}" for group in alike.values())
         super().__init__(f"{model}: {what} no counterpart among GE's operators:{lines}")
 
 
-def _named(nodes: Sequence[UnmappedNode]) -> str:
-    """The names of nodes with one reason; of many the first ones."""
-    names = ", ".join(f"'{node.name}'" for node in nodes[:SHOWN])
-    return names if len(nodes) <= SHOWN else f"{names} and {len(nodes) - SHOWN} more"
+def _told(nodes: Sequence[UnmappedNode]) -> str:
+    """The sentence about nodes that differ only in their names."""
+    names = [f"'{node.name}'" for node in nodes]
+    return nodes[0].told(first_of(names))
 
 
 class UnreadableError(Exception):

@@ -9,9 +9,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.convert import is_convertible
 from fa_compiler.op_registry.errors import FaCompilerError
 from fa_compiler.passes.answer.decline import label
-
-SHOWN = 3
-"""A sentence about several nodes names this many of them."""
+from fa_compiler.passes.answer.report import first_of
 
 
 class UnsupportedModel(FaCompilerError, ValueError):
@@ -39,13 +37,9 @@ def grouped(problems: Sequence[str]) -> list[str]:
         node, _, operator = head.rpartition(" (")
         nodes.setdefault((operator, reason) if node and reason else ("", problem), []).append(node)
     return [
-        f"{_named(found)} ({operator}): {reason}" if operator else reason for (operator, reason), found in nodes.items()
+        f"{first_of(found)} ({operator}): {reason}" if operator else reason
+        for (operator, reason), found in nodes.items()
     ]
-
-
-def _named(nodes: Sequence[str]) -> str:
-    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
-    return f"{', '.join(nodes[:SHOWN])}{more}"
 
 
 def problem_at(node: ir.Node, reason: str) -> str:
