@@ -14,7 +14,8 @@ from fa_compiler.op_registry import DOMAINS
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
-from fa_compiler.pipeline.options import FileOptions
+from fa_compiler.passes.in_place import METADATA
+from fa_compiler.protos.subgraphs import graph_inputs
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
 """The execution providers of the runtimes that are ONNX Runtime on another processor."""
@@ -53,14 +54,13 @@ def how_to_run(
     Args:
         path: the file that `optimize` wrote.
         options: the options that it was written with, by default those of `optimize`.
-        proto: the model in the file, which names its inputs, and holds bodies of its fused nodes or not.
+        proto: the model in the file: its inputs, its caches in place, and whether its fused nodes have bodies.
     """
     place, options = os.fspath(path), options or Options()
     if options.target == "ort":
-        bodies = options.bodies if isinstance(options, FileOptions) else True
-        if proto is not None:
-            bodies = any(function.domain in DOMAINS for function in proto.functions)
-        return _in_place(place) if options.in_place_caches else _with_library(place, bodies)
+        if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
+            return _in_place(place)
+        return _with_library(place, proto is None or any(each.domain in DOMAINS for each in proto.functions))
     if options.target == "ascend":
         return _with_atc(place, options, proto)
     return _without_library(place, None if options.runtime is None else options.runtime.name)
@@ -159,11 +159,10 @@ def _soc_version(options: Options) -> str:
 
 def _open_sizes(proto: onnx.ModelProto) -> str:
     """The inputs with sizes that are open, in the notation of --input-shape; empty if all sizes are fixed."""
-    weights = {tensor.name for tensor in proto.graph.initializer}
     inputs = {}
-    for value in proto.graph.input:
+    for value in graph_inputs(proto):
         dims = value.type.tensor_type.shape.dim
-        if value.name not in weights and not all(dim.HasField("dim_value") for dim in dims):
+        if not all(dim.HasField("dim_value") for dim in dims):
             sizes = (str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "SIZE" for dim in dims)
             inputs[value.name] = ",".join(sizes)
     return ";".join(f"{name}:{sizes}" for name, sizes in inputs.items())

@@ -17,6 +17,7 @@ from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.pipeline.how_to_run import how_to_run
 from fa_compiler.pipeline.options import make_options
+from tests.graphs import harness
 
 from .builders import attention, feeds, saved
 
@@ -97,7 +98,12 @@ def test_a_file_names_the_weights_that_it_needs(tmp_path: Path) -> None:
         assert (tmp_path / place).with_name(needed).is_file()
 
 
-def test_a_file_with_caches_in_place_is_run_by_a_decoding_session() -> None:
-    needs, (first, *_) = (how := how_to_run("step.onnx", make_options(in_place_caches=True))).needs, how.ways
-    assert "bind as past and as present" in needs
-    assert 'fa_compiler.DecodingSession("step.onnx", room=4096)' in first.lines[1]
+def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path) -> None:
+    """One without caches is run as any other, whatever was asked for."""
+    path, decoder = tmp_path / "step.onnx", harness.load("llama_past__tsn_eager_op14")
+    how = fa_compiler.optimize(decoder, path, in_place_caches=True).how_to_run
+    assert how is not None
+    assert "bind as past and as present" in how.needs
+    assert f'fa_compiler.DecodingSession("{path}", room=4096)' in how.ways[0].lines[1]
+    without = str(fa_compiler.optimize(attention(), path, in_place_caches=True).how_to_run)
+    assert "DecodingSession" not in without and "Without the library the file runs" in without
