@@ -156,13 +156,13 @@ $(VENV)/.tools:
 # keep their objects in build/, so that none is compiled twice.
 INSTALL := PATH="$(BIN):$$PATH" $(BIN)/python tools/visible_install.py
 $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
-	@echo "installing the package into $(VENV); the first time this compiles the kernels for this machine, 1 to 2 minutes on two cores"
+	@echo "installing the package into $(VENV), with the kernels for this machine"
 	@$(INSTALL) --no-compile --config-settings=cmake.define.FA_VARIANTS=native -e .
 	@touch $@
 
 WITH_EXTRAS := $(VENV)/.test $(VENV)/.bench $(VENV)/.search
 $(WITH_EXTRAS): $(VENV)/.tools pyproject.toml $(NATIVE)
-	@echo "installing the package into $(VENV); the first time this compiles the kernels for all machines, 2 to 4 minutes on two cores"
+	@echo "installing the package into $(VENV), with the kernels for all machines"
 	@$(INSTALL) -e '.[$(@:$(VENV)/.%=%)]'
 	@touch $(VENV)/.package $@
 
@@ -207,8 +207,7 @@ $(VENV)-packages/.packages: tools/compat/requirements-packages.txt
 # An environment with Sphinx, and with what the documented functions import.
 $(VENV)-docs/.docs: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-docs
-	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check sphinx myst-parser furo \
-		onnxruntime onnx onnx-ir networkx numpy ml_dtypes rich
+	$(VENV)-docs/bin/python -m pip install --quiet --disable-pip-version-check sphinx myst-parser furo
 	@touch $@
 
 build/web/.web:

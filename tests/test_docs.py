@@ -33,6 +33,7 @@ from fa_compiler.passes.answer.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTE
 from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.pipeline.options import FileOptions
+from tools.api_page import made
 
 ROOT = Path(__file__).parent.parent
 ASCEND, ASCEND_IN_CHINESE = ((ROOT / "docs" / name).read_text() for name in ("ascend.md", "ascend.zh.md"))
@@ -93,6 +94,10 @@ def test_options_of_the_records_have_their_rows() -> None:
     for option in options_of(FileOptions).values():
         row = f"| `{option.name}` | `{option.default!r}` | {option.sentences} |"
         assert row in PAGES["api.md"], f"docs/api.md: the row {row}"
+
+
+def test_the_page_on_python_is_what_the_docstrings_say() -> None:
+    assert made(PAGES["api.md"]) == PAGES["api.md"], "write it anew: python -m tools.api_page"
 
 
 def test_assumptions_and_exit_codes() -> None:

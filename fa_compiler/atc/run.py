@@ -36,7 +36,7 @@ from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.report import Progress
 from fa_compiler.pipeline.fusing import copy_of
 from fa_compiler.pipeline.fusing import run as optimise
-from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.keywords import names_of_python, takes
 from fa_compiler.pipeline.options import make_options
 from fa_compiler.version import __version__
 
@@ -70,7 +70,8 @@ def compile_for_atc(
         InputError: the request is impossible, or the model or the folder is at fault; nothing was written.
         InternalError: the result failed our own checks; nothing was written.
     """
-    report, _ = run(model, Path(output), request_of(soc_version, **options))
+    with names_of_python(Options, Request, Parallel):
+        report, _ = run(model, Path(output), request_of(soc_version, **options))
     return report
 
 

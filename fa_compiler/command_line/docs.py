@@ -55,6 +55,8 @@ def find(word: str) -> str:
         InputError: there is no such page or heading.
     """
     name, _, anchor = word.lower().partition("#")
+    if name.partition(".")[0] == "readme":
+        raise InputError(f"{word!r} is the page of the repository; the pages of the package begin with the tutorial")
     name = _known(name.removeprefix("docs/").removesuffix(".md"), names(), "page")
     text = _read(name)
     if not anchor:

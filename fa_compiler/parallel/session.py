@@ -49,7 +49,7 @@ class ShardedSession:
 
     Raises:
         InputError: the file is no sharded model, it is made for another number of ranks, or ONNX Runtime cannot load
-        it.
+            it.
     """
 
     def __init__(

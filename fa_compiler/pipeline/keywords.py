@@ -10,9 +10,11 @@ import inspect
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
+from fa_compiler.errors import InputError
 from fa_compiler.passes.answer.option import Option, options_of
 
 P = ParamSpec("P")
@@ -56,6 +58,17 @@ def tells_of(keywords: type, *records: type) -> Callable[[C], C]:
         return of
 
     return decorated
+
+
+@contextmanager
+def names_of_python(*records: type) -> Iterator[None]:
+    """Let errors speak of the keywords of a function, where their text has the flags of the command line."""
+    try:
+        yield
+    except InputError as error:
+        names = {option.flag: f"`{option.name}`" for option in options_of(*records).values()}
+        told = re.sub(r"--[a-z]+(-[a-z]+)*", lambda flag: names.get(flag[0], flag[0]), str(error))
+        raise InputError(told) from None
 
 
 def options_in(keywords: type, *records: type) -> list[Option]:

@@ -98,6 +98,10 @@ def test_compile_for_atc(tmp_path: Path) -> None:
             assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
     with pytest.raises(InputError, match="Ascend910B2"):
         fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B22")
+    with pytest.raises(InputError, match=r"`dynamic_dims` goes with -1 in `input_shape`, and no size there is -1"):
+        fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B2", input_shape=text, dynamic_dims=[(1,), (2,)])
+    with pytest.raises(InputError, match="`method` and `axes` go with `sequence_parallel`"):
+        fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B2", method="ring")
     assert not (tmp_path / "c").exists()
 
 

@@ -56,7 +56,7 @@ WRONG = {
     "another target": (["--runtime", "openvino"], "a runtime needs --target onnx or --target contrib"),
     "an unknown target": (["--target", "cuda"], "it is a runtime, so use --target onnx --runtime ort-cuda"),
     "buffers": (["--target", "contrib", "--in-place-caches"], "caches in place need the target ort"),
-    "a product": (["--target", "onnx", "--soc-version", "A2"], "need --target ascend"),
+    "a product": (["--target", "onnx", "--soc-version", "A2"], 'go with the target "ascend"'),
     "an unknown assumption for all": (["--runtime", "all", "--assume", "luck"], "unknown assumption 'luck'"),
     "an opset of another target": (["--opset", "25"], "an opset needs --target onnx"),
     "an opset without Attention": (["--target", "onnx", "--opset", "22"], "the opset is 22, and not from 23 to 28"),

@@ -27,6 +27,16 @@ def test_what_is_shown_of_a_line(line: str) -> None:
     assert visible_install.step(line) == SHOWN[line]
 
 
+def test_the_first_file_tells_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    first, second, only = (f"  [{step}] Building CXX object decode.cc.o" for step in ("1/58", "2/58", "1/1"))
+    assert visible_install.estimate(first) == "compiling 58 files of the kernels on 2 cores, about 1 min"
+    assert (
+        visible_install.estimate(only) == "compiling 1 file of the kernels on 2 cores, about 1 min"
+    )
+    assert visible_install.estimate(second) is None
+
+
 def test_a_failure_shows_the_output_of_pip() -> None:
     command = [sys.executable, visible_install.__file__, "--no-index", "-e", "/no/such/folder"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
