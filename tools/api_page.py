@@ -1,7 +1,7 @@
 """Writes docs/api.md anew from the docstrings: `python -m tools.api_page`.
 
-A heading of the third level names a function or class of the package, such as `### optimize`. What stands below it, down
-to the next heading, comes from its docstring. The headings and all other text of the page are written by hand.
+A heading of the third level names a function or class of the package, such as `### optimize`. What stands below it,
+down to the next heading, comes from its docstring. The headings and all other text of the page are written by hand.
 """
 
 from __future__ import annotations
