@@ -24,6 +24,7 @@ from fa_compiler.atc.shapes import (
     gears_of_model,
     with_gears,
 )
+from fa_compiler.atc.single import SCRIPT as SINGLE_OPS
 from fa_compiler.atc.single import write_all
 from fa_compiler.atc.sizes import atc_text
 from fa_compiler.errors import InputError
@@ -122,9 +123,11 @@ def run(
 def next_steps(output: Path, built: RouteResult) -> list[str]:
     """What the user does next with a folder that was written, as lines."""
     last = f"where CANN is installed, run {shlex.quote(str(output / SCRIPT))}"
-    if not built.before:
+    operators = output / SINGLE_OPS
+    alone = [f"to compile each fused operator alone, run {shlex.quote(str(operators))}"] if operators.exists() else []
+    if not built.before and not alone:
         return [f"next: {last}"]
-    steps = [*built.before, last]
+    steps = [*built.before, last, *alone]
     return [f"next, in {output}:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]
 
 
@@ -167,7 +170,7 @@ def _report(job: Job, built: RouteResult, words: list[str]) -> dict[str, object]
         "model": job.loaded.name,
         "route": request.route,
         "soc_version": request.soc.name,
-        "cann": request.cann,
+        "cann": request.cann or "newest",
         "precision": request.precision,
         "command": words,
         "files": [],

@@ -33,8 +33,8 @@ from tools.fuzz.kind import Finding, Kind, Outcome
 HEADS, SIZE = 2, 4
 TOLERANCE = 1e-4
 """Of float32, relative to 1: values are of that size, and a Loop adds a few of them."""
-CHILD_S = 10.0
-"""A child process that takes longer hangs."""
+CHILD_S = 60.0
+"""A child process that takes longer hangs. It takes 0.1 s, and many times as long on a busy machine."""
 TERMINATE_S = 0.05
 LONG = 300_000
 """Rounds of a Loop that is to be terminated: some seconds."""
