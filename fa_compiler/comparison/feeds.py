@@ -148,7 +148,7 @@ def _made(
     inputs: Iterable[onnx.ValueInfoProto],
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    bounds, readers, weights = _index_bounds(model.graph), Readers(model.graph), weights_of(model)
+    bounds, readers, weights = index_bounds(model.graph), Readers(model.graph), weights_of(model)
     feeds: dict[str, np.ndarray] = {}
     for info in inputs:
         tensor = info.type.tensor_type
@@ -354,7 +354,7 @@ def _values(
     return rng.standard_normal(shape).astype(dtype)
 
 
-def _index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
+def index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
     """The size of the smallest table that an input indexes, for the inputs that are the indices of a Gather."""
     tables = {tensor.name: tensor.dims for tensor in graph.initializer}
     origin = {info.name: info.name for info in graph.input}
