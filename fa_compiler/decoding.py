@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +16,7 @@ import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size, rows_of, sizes_of_rows
-from fa_compiler.comparison.feeds import random_inputs, typed
+from fa_compiler.comparison.feeds import index_bounds, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
@@ -37,6 +39,16 @@ MADE = frozenset(
 )
 """Inputs that follow from the number of tokens. A session makes them where the caller gives none."""
 
+COUNTS = frozenset({SWITCH, "past_sequence_length", "total_sequence_length"})
+"""Those that tell the number of tokens itself, as the inputs `Cache.length` do."""
+
+POSITIONS = ("position_ids", "cache_position")
+
+OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind", re.IGNORECASE)
+"""What ONNX Runtime says of an index that is too large."""
+
+_LEFT_OUT = ", and the session makes it if it is left out"
+
 
 class DecodingSession:
     """A decoder in ONNX Runtime, which keeps its caches from one step to the next.
@@ -46,20 +58,25 @@ class DecodingSession:
     past and as present, so that a step writes the new rows only and copies nothing. Caches that grow stay in ONNX
     Runtime's memory; the model itself copies them in every step.
 
+    A session holds one conversation, or one batch of them, and runs in one thread at a time. `another` gives more
+    sessions over the same weights, which may run in threads of their own.
+
     Args:
         model: a path, bytes, an `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
-        room: the tokens for which buffers have room. A step that needs more is refused. None lets them become twice as
-            large where they are full, which copies them.
+        room: the most tokens that the caches may hold. A step that needs more is refused. Buffers have room for so many
+            from the first step on. None sets no limit: full buffers become twice as large, which copies them.
         threads: the number of threads that run an operator; 0 for ONNX Runtime's default.
         optimise: whether ONNX Runtime optimises the graph.
 
     Raises:
-        InputError: the model has no caches, ONNX Runtime cannot load it, or the library that it needs was not built.
+        InputError: the model has no caches, ONNX Runtime cannot load it, the library that it needs was not built, or
+            room or threads is no such number.
     """
 
     def __init__(self, model: ModelLike, *, room: int | None = None, threads: int = 0, optimise: bool = True) -> None:
-        if room is not None and room < 1:
-            raise InputError(f"a room of {room} tokens holds none; give a number from 1 upwards")
+        if room is not None:
+            _check_number("room", room, 1)
+        _check_number("threads", threads, 0)
         with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
             path = as_file(model, Path(folder) / "model.onnx")
             proto = read_proto(path)
@@ -79,6 +96,7 @@ class DecodingSession:
         self._presents = {cache.present: cache for cache in self.caches_by_input.values()}
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._declared = {info.name: info for info in proto.graph.output}
+        self._bounds = index_bounds(proto.graph)
         self._proto = proto
         self.room = room
         self.reset()
@@ -97,7 +115,25 @@ class DecodingSession:
         """Whether the session makes this input itself, if a step is not given it."""
         if name in self._lengths:
             return True
-        return name in MADE and not (name == "attention_mask" and self._has_encoder)
+        rank = len(self._inputs[name].type.tensor_type.shape.dim)
+        if name == "attention_mask":
+            return rank == 2 and not self._has_encoder
+        return name in MADE and not (name in POSITIONS and rank > 2)
+
+    def another(self) -> DecodingSession:
+        """Another session over the same loaded model, with empty caches of its own and the same room.
+
+        Both may run at the same time, in threads of their own.
+        """
+        made = copy.copy(self)
+        made.reset()
+        return made
+
+    def __repr__(self) -> str:
+        """The name of the model, what the caches hold, and for how much they have room."""
+        tokens = f"{self._length} token{'' if self._length == 1 else 's'}"
+        batch = "" if self._batch is None else f", batch {self._batch}"
+        return f"<DecodingSession {self.name}: {tokens}{batch}, room {self.room or 'as needed'}>"
 
     def reset(self) -> None:
         """Forget all tokens. The next step begins anew, and may have another batch."""
@@ -122,9 +158,10 @@ class DecodingSession:
         """
         feeds = self._given(inputs)
         batch, new = self._sizes(feeds)
-        for name in self._inputs:
-            if name not in feeds and self.makes(name):
-                feeds[name] = self._made(name, batch, new)
+        for name in filter(self.makes, self._inputs):
+            made = self._made(name, batch, new)
+            self._check_follows(name, feeds.setdefault(name, made), made, new)
+        self._check_indices(feeds, new)
         self._make_room(batch, self._length + new)
         values = {name: to_ort(array) for name, array in feeds.items()}  # a binding does not keep their memory
         binding = self._binding(values)
@@ -133,7 +170,7 @@ class DecodingSession:
         except ORT_ERRORS as error:
             if not self._length:
                 self.reset()  # the caches of another batch may be right
-            raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}") from None
+            raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}{self._hint(error, new)}") from None
         found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         for present, cache in self._presents.items():
             if cache.past not in self._memory and not (cache.kind == "kept" and self._length):
@@ -171,11 +208,11 @@ class DecodingSession:
         if not isinstance(caches, Mapping):
             raise InputError("the caches are arrays by the names of inputs, such as the `caches` of another session")
         arrays: dict[str, Array] = {}
-        for name in self.caches_by_input:
+        for name, cache in self.caches_by_input.items():
             if name not in caches:
                 raise InputError(f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})")
-            arrays[name] = typed("the caches", name, np.asarray(caches[name]), self._inputs[name])
-            self._check_fit(name, arrays[name])
+            arrays[name] = self._array("the caches", name, caches[name])
+            self._check_shape("the cache", name, arrays[name], cache.axis)
         lengths = {
             name: array.shape[self.caches_by_input[name].axis]
             for name, array in arrays.items()
@@ -184,24 +221,39 @@ class DecodingSession:
         if len(set(lengths.values())) > 1:
             told = ", ".join(f"'{name}' holds {length}" for name, length in lengths.items())
             raise InputError(f"the caches hold different numbers of tokens: {told}")
-        self.reset()
-        self._length = next(iter(lengths.values()), 0)
+        batches = {name: array.shape[0] for name, array in arrays.items() if self._is_batch_first(name)}
+        if len(set(batches.values())) > 1:
+            told = ", ".join(f"'{name}' is of {batch}" for name, batch in batches.items())
+            raise InputError(f"the caches are of different numbers of sequences: {told}")
+        length = next(iter(lengths.values()), 0)
+        taken = self.another()
+        taken.room, taken._length, taken._batch = self.room, length, next(iter(batches.values()), None)
+        room = taken._capacity(length)
         for name, array in arrays.items():
             if self.caches_by_input[name].is_one_buffer:
-                self._hold(name, array, max(self._capacity(self._length), self._length))
+                taken._hold(name, array, room)
             else:
-                self._values[name] = to_ort(np.array(array))
-
-    def _check_fit(self, name: str, array: Array) -> None:
-        """Raise InputError for a cache with another number of dimensions, or another fixed size, than the input."""
-        shape, axis = self._inputs[name].type.tensor_type.shape, self.caches_by_input[name].axis
-        sizes = [fixed_size(dim) for dim in shape.dim]
-        fits = len(sizes) == array.ndim and all(
-            place == axis or not size or size == array.shape[place] for place, size in enumerate(sizes)
+                taken._values[name] = to_ort(np.array(array))
+        self._length, self._batch, self._values, self._memory = (
+            taken._length,
+            taken._batch,
+            taken._values,
+            taken._memory,
         )
-        if not fits:
-            wanted = ", ".join(str(size or dim.dim_param or "?") for size, dim in zip(sizes, shape.dim, strict=True))
-            raise InputError(f"the cache '{name}' has the shape {list(array.shape)}, and {self.name} takes [{wanted}]")
+
+    def _check_shape(self, what: str, name: str, array: Array, free: int | None = None) -> None:
+        """Raise InputError for an array with another number of dimensions, or another fixed size, than the input.
+
+        The size along the axis `free` may be another one.
+        """
+        dims = self._inputs[name].type.tensor_type.shape.dim
+        sizes = [fixed_size(dim) for dim in dims]
+        fits = len(sizes) == array.ndim and all(
+            place == free or not size or size == array.shape[place] for place, size in enumerate(sizes)
+        )
+        if dims and not fits:  # ONNX Runtime takes any shape where none is declared
+            wanted = ", ".join(str(size or dim.dim_param or "?") for size, dim in zip(sizes, dims, strict=True))
+            raise InputError(f"{what} '{name}' has the shape {list(array.shape)}, and {self.name} takes [{wanted}]")
 
     def rewind(self, length: int) -> None:
         """Forget the tokens behind the first `length` ones.
@@ -229,6 +281,11 @@ class DecodingSession:
 
     def _given(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The inputs of a caller in the types of the model. Raises InputError."""
+        if not isinstance(inputs, Mapping):
+            names = ", ".join(self.inputs)
+            raise InputError(
+                f"a step takes a dictionary of arrays by the names of inputs ({names}); this is {_type(inputs)}"
+            )
         for name in inputs:
             if name in self.caches_by_input:
                 raise InputError(f"'{name}' is a cache, which the session holds; take_caches gives it another one")
@@ -237,22 +294,78 @@ class DecodingSession:
         missing = [name for name in self.inputs if name not in inputs]
         if missing:
             raise InputError(f"{self.name} takes the input '{missing[0]}', which is missing")
-        return {name: typed("the step", name, np.asarray(array), self._inputs[name]) for name, array in inputs.items()}
+        feeds = {name: self._array("the step", name, array) for name, array in inputs.items()}
+        for name, array in feeds.items():
+            self._check_shape("the input", name, array)
+        return feeds
+
+    def _array(self, where: str, name: str, given: npt.ArrayLike) -> Array:
+        """An array of a caller in the type of an input. Raises InputError."""
+        try:
+            array = np.asarray(given)
+        except (ValueError, TypeError):  # of lists that are no array, and of what refuses to be one
+            array = np.asarray(None)
+        if array.dtype.kind in "OUS":
+            hint = "; its rows have to be equally long" if isinstance(given, (list, tuple)) else ""
+            raise InputError(f"{where}: '{name}' is {_type(given)}, of which no array of numbers can be made{hint}")
+        return typed(where, name, array, self._inputs[name])
 
     def _sizes(self, feeds: Mapping[str, Array]) -> tuple[int, int]:
-        """The batch, and the number of new tokens. Raises InputError for another batch than that of the caches."""
+        """The batch, and the number of new tokens. Raises InputError where there are none, or for another batch than
+        that of the caches."""
         rows = self._rows
         array = None if rows is None else feeds.get(rows.input)
-        if rows is None or array is None:
-            batch, new = 1, 1
-        elif rows.axis is not None and array.ndim <= rows.axis:
-            raise InputError(f"'{rows.input}' has the shape {list(array.shape)}, which has no axis {rows.axis}")
-        else:
+        batch, new = 1, 1
+        if rows is not None and array is not None:
             batch = array.shape[0] if array.ndim > 1 else 1
             new = 1 if rows.axis is None else array.shape[rows.axis]
         if not new:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
+        if self._batch not in (None, batch):
+            raise InputError(
+                f"the caches are those of {self._batch} sequences, and the step has {batch}; reset() begins anew"
+            )
         return batch, new
+
+    def _check_follows(self, name: str, array: Array, made: Array, new: int) -> None:
+        """Raise InputError for an input of a caller that contradicts the number of tokens, which is in `made`."""
+        if name in self._lengths or name in COUNTS:
+            if array.size == 1 and array.item() != made.item():
+                raise InputError(f"'{name}' is {array.item()}; with {self._tokens(new)} it is {made.item()}{_LEFT_OUT}")
+            return
+        dims = self._inputs[name].type.tensor_type.shape.dim
+        fits = array.ndim != made.ndim or all(
+            fixed_size(dim) or size == wanted or (size == 1 and not axis and made.ndim > 1)
+            for axis, (dim, size, wanted) in enumerate(zip(dims, array.shape, made.shape, strict=True))
+        )
+        if not fits:
+            wanted = f"with {self._tokens(new)} it has {list(made.shape)}"
+            raise InputError(f"'{name}' has the shape {list(array.shape)}; {wanted}{_LEFT_OUT}")
+
+    def _check_indices(self, feeds: Mapping[str, Array], new: int) -> None:
+        """Raise InputError for a token or a position that the model's table does not have."""
+        for name, bound in self._bounds.items():
+            array = feeds.get(name)
+            if array is None or not array.size or int(array.max()) < bound:
+                continue
+            if name in POSITIONS:
+                raise InputError(
+                    f"{self.name} has {bound} positions, and {self._tokens(new)} go up to position {array.max()}; "
+                    "reset() or rewind() makes room"
+                )
+            raise InputError(f"'{name}' holds {array.max()}, and {self.name} knows the numbers up to {bound - 1}")
+
+    def _tokens(self, new: int) -> str:
+        return f"{self._length} cached and {new} new tokens"
+
+    def _hint(self, error: Exception, new: int) -> str:
+        """What may help where ONNX Runtime says that an index is too large."""
+        if not OUT_OF_RANGE.search(str(error)):
+            return ""
+        return (
+            f"; either a token is none of the model's, or it has no positions for {self._tokens(new)} (reset() or "
+            "rewind() makes room)"
+        )
 
     def _made(self, name: str, batch: int, new: int) -> Array:
         """An input that follows from the number of tokens."""
@@ -276,7 +389,7 @@ class DecodingSession:
         return np.ascontiguousarray(made.astype(dtype)) if made.ndim else np.asarray(made.astype(dtype))
 
     def _capacity(self, tokens: int) -> int:
-        """The room of buffers that hold so many tokens. Raises InputError if they are full."""
+        """The room of buffers that hold so many tokens. Raises InputError if that is more than the caller allows."""
         if self.room is not None:
             if tokens > self.room:
                 raise InputError(
@@ -291,8 +404,7 @@ class DecodingSession:
 
     def _make_room(self, batch: int, tokens: int) -> None:
         """Make the caches before the first step, and buffers that are full larger. Raises InputError."""
-        bound = [cache for cache in self.caches_by_input.values() if cache.is_one_buffer]
-        room = self._capacity(tokens) if bound else 0
+        room = self._capacity(tokens)
         if not self._values:
             shapes = self._empty_shapes(batch)
             for name, cache in self.caches_by_input.items():
@@ -302,14 +414,10 @@ class DecodingSession:
                 else:
                     self._values[name] = to_ort(empty)
             return
-        if self._batch not in (None, batch):
-            raise InputError(
-                f"the caches are those of {self._batch} sequences, and the step has {batch}; reset() begins anew"
-            )
-        for cache in bound:
-            memory = self._memory[cache.past]
+        for name, memory in list(self._memory.items()):
+            cache = self.caches_by_input[name]
             if memory.shape[cache.axis] < tokens:
-                self._hold(cache.past, _rows(memory, cache, self._length), room)
+                self._hold(name, _rows(memory, cache, self._length), room)
 
     def _hold(self, name: str, rows: Array, room: int) -> None:
         """A buffer with these rows, and room for more."""
@@ -341,6 +449,11 @@ class DecodingSession:
         made = random_inputs(self._proto, self.name, batch=batch, rows=1, past=1, only=self.caches_by_input)
         return {name: array.shape for name, array in made.items()}
 
+    def _is_batch_first(self, name: str) -> bool:
+        """Is the first dimension of a cache the batch, and not a product of it?"""
+        dims = self._inputs[name].type.tensor_type.shape.dim
+        return not set("*+-/") & set(dims[0].dim_param)
+
     def _empty_shape(self, cache: Cache, batch: int) -> list[int]:
         dims = self._inputs[cache.past].type.tensor_type.shape.dim
         grown = self._declared[cache.present].type.tensor_type.shape.dim
@@ -348,11 +461,22 @@ class DecodingSession:
         if len(grown) == len(dims):
             sizes = [size or fixed_size(other) for size, other in zip(sizes, grown, strict=True)]
         sizes = [size or -1 for size in sizes]
-        if sizes[0] < 0 and not set("*+-/") & set(dims[0].dim_param):
+        if sizes[0] < 0 and self._is_batch_first(cache.past):
             sizes[0] = batch
         if cache.kind != "state":
             sizes[cache.axis] = 0
         return sizes
+
+
+def _check_number(what: str, value: int, least: int) -> None:
+    """Raise InputError for what is no integer from `least` upwards."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise InputError(f"{what} is a number from {least} upwards, not {value!r}")
+
+
+def _type(value: object) -> str:
+    """What a value is, in words."""
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> None:

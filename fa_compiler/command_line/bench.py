@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import ExitStack
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, INTERRUPTED, OK
 from fa_compiler.command_line.models import progress_bar, wrote
 from fa_compiler.command_line.options import given
-from fa_compiler.command_line.render import print_measures
+from fa_compiler.command_line.render import MeasuredRows
 from fa_compiler.errors import InputError
 from fa_compiler.measuring.benchmark import bench
 from fa_compiler.measuring.figures import BenchInterrupted, Benchmark
@@ -18,38 +19,78 @@ from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
 from fa_compiler.page.provenance import Provenance
 from fa_compiler.passes import Options
+from fa_compiler.passes.answer.report import Progress
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure a model and its fused form, and print the table. Ctrl-C ends with the lengths that are finished."""
+    """Measure a model and its fused form, and print each row when it is measured. Ctrl-C ends with the lengths that are
+    finished."""
     options = given(args, BenchOptions, Options)
     if args.html is not None:
         check_place(args.html, load(args.model))
+        with staging() as stage:  # a place that cannot be written is an error now; the page is written at the end
+            stage.reserve(args.html)
     interrupted = False
-    with staging() as stage:
-        page_file = None if args.html is None else stage.reserve(args.html)
-        try:
-            with progress_bar(args.quiet or args.json) as progress:
-                measured = bench(args.model, progress=progress, **options)
-        except BenchInterrupted as stop:
-            measured, interrupted = stop.kept, True
-            if not measured.measured:
-                raise
+    screen = _Screen(args.quiet, None if args.json else MeasuredRows())
+    try:
+        with screen:
+            measured = bench(args.model, progress=screen.progress, found=screen.found, **options)
+    except BenchInterrupted as stop:
+        measured, interrupted = stop.kept, True
         if not measured.measured:
-            raise InputError(f"no length could be measured: {'; '.join(measured.faults)}")
-        if page_file is not None:
-            from fa_compiler.page.gain_page import gain_page
-
-            text = gain_page(measured, Provenance.of(args.words), args.html)
-            write(page_file, [text.encode(errors="backslashreplace")], args.html)
-        stage.commit()
-    if args.json:
+            raise
+    if not measured.measured:
+        raise InputError(f"no length could be measured: {'; '.join(measured.faults)}")
+    if args.html is not None:
+        _write_page(args, measured)
+    if screen.rows is None:
         print(json.dumps(measured.to_json(), indent=2, ensure_ascii=False))
     else:
-        print_measures(measured)
+        screen.rows.end(measured)
         if args.html is not None:
             print(wrote(args.html))
     return _exit_code(measured, interrupted)
+
+
+class _Screen:
+    """The rows that are measured, and below them a progress bar, which makes way for each row. Without `rows` there are
+    neither."""
+
+    def __init__(self, quiet: bool, rows: MeasuredRows | None) -> None:
+        self._quiet = quiet or rows is None
+        self.rows = rows
+        self._bar = ExitStack()
+        self._show: Progress | None = None
+
+    def __enter__(self) -> None:
+        """The bar begins with the first text."""
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+        self._show = None
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """Tell how far it is."""
+        if self._show is None:
+            self._show = self._bar.enter_context(progress_bar(self._quiet))
+        if self._show is not None:
+            self._show(what, done, total)
+
+    def found(self, measured: Benchmark) -> None:
+        """Print the rows that are new."""
+        if self.rows is not None:
+            self.__exit__()
+            self.rows.add(measured)
+
+
+def _write_page(args: argparse.Namespace, measured: Benchmark) -> None:
+    """Write the page of --html."""
+    from fa_compiler.page.gain_page import gain_page
+
+    text = gain_page(measured, Provenance.of(args.words), args.html)
+    with staging() as stage:
+        write(stage.reserve(args.html), [text.encode(errors="backslashreplace")], args.html)
+        stage.commit()
 
 
 def _exit_code(measured: Benchmark, interrupted: bool) -> int:

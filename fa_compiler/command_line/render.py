@@ -35,6 +35,10 @@ _PIPE_WIDTH = 200
 _HEIGHT = 25
 """Rows, on which nothing here depends. Rich heeds the width on a terminal of the kind "dumb" only with a height."""
 
+LATER, LATER_RANGE = 2, 6
+"""How many more columns the cells of later rows may need, where they are one number, and where two more follow."""
+_RULE = "─"
+
 
 class _Console(Console):
     """On a broken pipe Rich would exit with code 1, which here means "different"."""
@@ -88,12 +92,46 @@ def print_comparison(comparison: Comparison) -> None:
         out.print(Text(line))
 
 
-def print_measures(measured: Benchmark) -> None:
-    """Print the table of a benchmark, and what it was measured with."""
-    header, *rows = measured._rows
-    print_table(header, rows)
-    for line in measured._lines:
-        print(line)
+class MeasuredRows:
+    """The table of a benchmark, whose rows are printed as they are measured. The first one sets the widths."""
+
+    def __init__(self) -> None:
+        self._header: Sequence[str] = ()
+        self._widths: list[int] = []
+        self._count = 0
+
+    def add(self, measured: Benchmark) -> None:
+        """Print the rows that are new, and the header above the first one and where it is another one."""
+        header, *rows = measured._rows
+        for row in rows[self._count :]:
+            self._print(header, row)
+        self._count = len(rows)
+
+    def _print(self, header: Sequence[str], row: Sequence[str]) -> None:
+        out = console()
+        room, begins, self._header = out.width - 3 * len(header), header != self._header, header
+        if begins:
+            cells = [len(cell) + (LATER_RANGE if "(" in cell else LATER) for cell in row]
+            self._widths = _fitted(map(max, map(len, header), cells), room)
+        widths = list(map(max, self._widths, map(len, row)))
+        table = _table_lines(out, header, [row], self._widths if sum(widths) > room else widths)
+        shown = [line for line in table if line]
+        rule = next(place for place, line in enumerate(shown) if set(line) == {" ", _RULE})
+        lines = ["", *shown] if begins else shown[rule + 1 :]
+        out.file.write("".join(f"{line}\n" for line in lines))
+        out.file.flush()
+
+    def end(self, measured: Benchmark) -> None:
+        """Print what stands below the table."""
+        print("", *measured._lines, sep="\n")
+
+
+def _fitted(widths: Iterable[int], room: int) -> list[int]:
+    """The widths of columns, of which the widest are made narrower until they have room."""
+    fitted = list(widths)
+    while sum(fitted) > max(room, len(fitted)):
+        fitted[fitted.index(max(fitted))] -= 1
+    return fitted
 
 
 def print_choices(choices: Choices) -> None:
@@ -111,15 +149,26 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _print_table(out: Console, headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
-    """Print a table without the spaces with which Rich fills its last column."""
+    """Print a table."""
+    out.file.write("".join(f"{line}\n" for line in _table_lines(out, headings, rows)))
+
+
+def _table_lines(
+    out: Console,
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    widths: Iterable[int | None] | None = None,
+) -> list[str]:
+    """The lines of a table, without the spaces with which Rich fills its last column. Its columns are as wide as their
+    content, or have these `widths`."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for heading, width in zip(headings, widths or [None] * len(headings), strict=True):
+        table.add_column(heading, overflow="fold", width=width)
     for row in rows:
         table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
     with out.capture() as captured:
         out.print(table)
-    out.file.write("".join(f"{line.rstrip()}\n" for line in captured.get().splitlines()))
+    return [line.rstrip() for line in captured.get().splitlines()]
 
 
 def _row(block: Block) -> tuple[str | Text, ...]:

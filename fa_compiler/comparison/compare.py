@@ -2,8 +2,14 @@
 
 The first model, the original, is the truth: it runs with graph optimisations off. An output agrees if NaN and
 infinities are at the same positions, and the finite values differ by at most the tolerance times the largest finite
-value of the original. Integer, boolean and text outputs have to be equal. If the user gave no tolerance, an output also
-agrees if ONNX Runtime's own optimisations change the original's output by at least half as much.
+value of the original. Integer, boolean and text outputs have to be equal.
+
+ONNX Runtime's own optimisations change some models by more than the tolerance. If the user gave none, and if they
+change the original's output by at least half as much as the second model differs, an output agrees, too, if
+
+- both models agree without these optimisations, or
+- it differs by at most MOST_NOISE, or twice the tolerance. If that is much more than the tolerance, the comparison is
+  blunt, which it says: a smaller fault would not show.
 
 A model that rounds to integers while it runs enlarges differences: a number between two integers falls to the other
 side because its last bit differs, and what follows may enlarge the step without limit. So an output that differs is
@@ -64,6 +70,11 @@ EMPTY_ROW_TOLERANCE = 5e-3
 score keeps only ten bits behind the binary point: a difference in the last bit of a score becomes visible. The error
 of a wrong fusion is larger than this in such rows."""
 
+MOST_NOISE = 1e-2
+"""The largest difference that is taken for rounding. A wrong mask or scale makes a larger one in most models."""
+BLUNT = 10
+"""How many times the tolerance may be allowed until a comparison says that it is blunt."""
+
 
 class CannotRunError(FaCompilerError):
     """The compared model does not load or run, although the original does."""
@@ -74,9 +85,9 @@ class OutputComparison:
     """The comparison of one output.
 
     `largest` is the largest difference, relative to the largest finite value of the original; None if it does not
-    apply. `fault` is the reason why the output does not agree; None if it agrees. `noise` is the difference that ONNX
-    Runtime's own optimisations make; it is known only if the verdict depended on it. `unrounded` is the largest
-    difference without the roundings to integers, if the verdict depended on that.
+    apply. `fault` is the reason why the output does not agree; None if it agrees. The others are known only if the
+    verdict depended on them: `noise` is the difference that ONNX Runtime's own optimisations make, `unoptimised` the
+    largest difference without these in both models, and `unrounded` that without the roundings to integers.
     """
 
     name: str
@@ -86,12 +97,23 @@ class OutputComparison:
     fault: str | None
     noise: float | None = None
     unrounded: float | None = None
+    unoptimised: float | None = None
+
+    def allowed(self, tolerance: float) -> float:
+        """The difference that was allowed because ONNX Runtime differs from itself; 0 where that was not needed."""
+        needed = self.fault is None and self.unoptimised is None and self.unrounded is None
+        return allowance(self.noise, tolerance) if needed and self.noise is not None else 0.0
 
     @property
     def verdict(self) -> str:
         """Whether it agrees, in words, or why not."""
         if self.fault is not None:
             return self.fault
+        if self.unoptimised is not None:
+            return (
+                f"same without ONNX Runtime's optimisations ({self.unoptimised:.2g}), which change the first model by "
+                f"{self.noise:.2g}"
+            )
         if self.unrounded is not None:
             return f"same without the roundings to integers, which differ ({self.unrounded:.2g})"
         return "same" if self.noise is None else f"same (ONNX Runtime differs from itself by {self.noise:.2g})"
@@ -100,13 +122,15 @@ class OutputComparison:
 @dataclass(frozen=True)
 class Comparison(Shown):
     """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
-    inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried."""
+    inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried. `blunt` is the difference
+    below which a fault would not show, if it is far above the tolerance; else 0."""
 
     outputs: tuple[OutputComparison, ...]
     tolerance: float
     feed: str = ""
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     rounds: int = 1
+    blunt: float = 0.0
 
     @property
     def same(self) -> bool:
@@ -144,7 +168,11 @@ class Comparison(Shown):
 
     @property
     def _lines(self) -> list[str]:
-        return [self.outcome, self.given]
+        words = (
+            "this comparison is blunt: ONNX Runtime's own optimisations change the first model so much that a fault "
+            f"smaller than {self.blunt:.2g} would not show; inputs of your own (--inputs) may do better"
+        )
+        return [self.outcome, *([words] if self.blunt else []), self.given]
 
 
 def compare_models(
@@ -192,11 +220,11 @@ def compare_models(
         if rtol is None:
             outputs = excuses.allow(outputs, feeds, changed, first, allowed)
         sizes = {key: array.shape for key, array in feeds.items()}
-        current = Comparison(tuple(outputs), allowed, what.name, sizes, count)
+        current = Comparison(tuple(outputs), allowed, what.name, sizes, count, _bluntness(outputs, allowed))
         if not current.same:
             _check_repeats(original, proto, feeds, pairs, current)
             return current
-        found = current if found is None else replace(found, rounds=count)
+        found = current if found is None else replace(found, rounds=count, blunt=max(found.blunt, current.blunt))
     assert found is not None
     return found
 
@@ -222,6 +250,7 @@ class _Rival:
     ) -> None:
         self._name, self._original, self._path, self._proto = name, original, path, proto
         self._runner: Runner | None = None
+        self._plain: Runner | None = None
         self.buffers = buffers
         self.pairs = {**pairs, **{buffer.past: buffer.present for buffer in buffers}}
 
@@ -240,6 +269,15 @@ class _Rival:
         except Exception as error:
             message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {one_line(error)}"
             raise CannotRunError(message) from None
+
+    def unoptimised(self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any]) -> dict[str, Any]:
+        """The outputs without ONNX Runtime's optimisations; none if it does not run so."""
+        try:
+            if self._plain is None:
+                self._plain = Runner(self._path, self._proto, optimise=False)
+            return grown_outputs(self.buffers, self._plain.run(feeds, self.pairs), first)
+        except Exception:  # of ONNX Runtime: they share no class
+            return {}
 
 
 @dataclass(frozen=True)
@@ -264,7 +302,11 @@ class _Excuses:
         `changed` are the inputs of the other model."""
         if any(output.fault is not None and output.largest is not None for output in outputs):
             third = Runner(self.original, self.proto, optimise=True).run(feeds, self.pairs)
-            outputs = [_allow_noise(output, first[output.name], third.get(output.name)) for output in outputs]
+            outputs = [_with_noise(output, first[output.name], third.get(output.name)) for output in outputs]
+            if any(_is_noisy(output) for output in outputs):
+                plain = self.rival.unoptimised(changed, first)
+                outputs = [_allow_plain(output, first[output.name], plain, tolerance) for output in outputs]
+            outputs = [_allow_noise(output, tolerance) for output in outputs]
         if all(output.fault is None for output in outputs):
             return outputs
         rival = self.rival
@@ -312,7 +354,7 @@ class _Unrounded:
                 judged.append(output)
                 continue
             found = compare_output(output.name, first[output.name], second, tolerance)
-            found = _allow_noise(found, first[output.name], third.get(output.name))
+            found = _allow_noise(_with_noise(found, first[output.name], third.get(output.name)), tolerance)
             if found.fault is None:
                 judged.append(replace(output, fault=None, unrounded=found.largest or 0.0))
             else:
@@ -466,15 +508,50 @@ def _round_tolerance(tolerance: float, what: MaskKind) -> float:
     return max(tolerance, wide)
 
 
-def _allow_noise(output: OutputComparison, first: Any, third: Any) -> OutputComparison:
-    """The output, without its fault if the difference is at most twice that of ONNX Runtime's own optimisations.
+def allowance(noise: float, tolerance: float) -> float:
+    """The difference that is allowed where ONNX Runtime's own optimisations make the difference `noise`."""
+    return min(2 * noise, max(MOST_NOISE, 2 * tolerance))
 
-    Some models amplify rounding errors. `first` and `third` are the original's outputs without and with optimisations.
+
+def _bluntness(outputs: Sequence[OutputComparison], tolerance: float) -> float:
+    """The difference below which a fault would not show, if it is far above the tolerance; else 0."""
+    most = max((output.allowed(tolerance) for output in outputs), default=0.0)
+    return most if most > BLUNT * tolerance else 0.0
+
+
+def _with_noise(output: OutputComparison, first: Any, third: Any) -> OutputComparison:
+    """The output with the difference that ONNX Runtime's own optimisations make, if it has a fault.
+
+    `first` and `third` are the original's outputs without and with optimisations.
     """
     if output.fault is None or output.largest is None or not isinstance(third, np.ndarray):
         return output
-    noise = compare_arrays(first, third, float("inf"))[0] or 0.0
-    return replace(output, noise=noise, fault=None if output.largest <= 2 * noise else output.fault)
+    return replace(output, noise=compare_arrays(first, third, float("inf"))[0] or 0.0)
+
+
+def _is_noisy(output: OutputComparison) -> bool:
+    """Does an output with a fault differ by no more than twice what ONNX Runtime differs from itself?"""
+    largest, noise = output.largest, output.noise
+    return output.fault is not None and largest is not None and noise is not None and largest <= 2 * noise
+
+
+def _allow_plain(output: OutputComparison, first: Any, plain: Mapping[str, Any], tolerance: float) -> OutputComparison:
+    """The output without its fault, if it is noisy and agrees with the one of the models without optimisations."""
+    if not _is_noisy(output) or output.name not in plain:
+        return output
+    found = compare_output(output.name, first, plain, tolerance)
+    return output if found.fault is not None else replace(output, fault=None, unoptimised=found.largest or 0.0)
+
+
+def _allow_noise(output: OutputComparison, tolerance: float) -> OutputComparison:
+    """The output without its fault, if the difference is at most `allowance`. Some models amplify rounding errors."""
+    if not _is_noisy(output):
+        return output
+    assert output.largest is not None and output.noise is not None
+    if output.largest <= allowance(output.noise, tolerance):
+        return replace(output, fault=None)
+    noise = f"ONNX Runtime's own optimisations change the first model by {output.noise:.2g}"
+    return replace(output, fault=f"{output.fault}; {noise}, so that inputs of your own (--inputs) tell more")
 
 
 def tolerance_for(model: onnx.ModelProto) -> float:

@@ -30,6 +30,7 @@ from fa_compiler.comparison.decoder import caches_of, decoding_sizes
 from fa_compiler.comparison.demanded_sizes import demanded_sizes
 from fa_compiler.comparison.integers import Readers, number_range
 from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
+from fa_compiler.comparison.weights import weights_of
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.passes import analyse
 from fa_compiler.protos.subgraphs import graph_inputs
@@ -83,7 +84,8 @@ def random_inputs(
     Each symbolic dimension has one size in all inputs, which is the size that the model's nodes demand, if they demand
     one (demanded_sizes.py). Indices are valid for the indexed table, masks hold ones and some zeros, positions count
     up, and the lengths of caches are consistent (cache_lengths.py). Integers that a quantised model computes with have
-    the range of their type (integers.py), other integers are 0 or 1.
+    the range of their type (integers.py), other integers are 0 or 1. Weights are as large as those of a new layer
+    (weights.py).
 
     Args:
         model: the model.
@@ -146,7 +148,7 @@ def _made(
     inputs: Iterable[onnx.ValueInfoProto],
 ) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
-    bounds, readers = _index_bounds(model.graph), Readers(model.graph)
+    bounds, readers, weights = index_bounds(model.graph), Readers(model.graph), weights_of(model)
     feeds: dict[str, np.ndarray] = {}
     for info in inputs:
         tensor = info.type.tensor_type
@@ -164,7 +166,9 @@ def _made(
         elif masks is not None and is_mask(info):
             feeds[info.name] = masks(shape, dtype)
         else:
-            feeds[info.name] = _drawn(info.name, shape, dtype, bounds.get(info.name), readers, rng)
+            drawn = _drawn(info.name, shape, dtype, bounds.get(info.name), readers, rng)
+            spread = weights.get(info.name)
+            feeds[info.name] = drawn if spread is None else spread.of(drawn).astype(dtype)
     return feeds
 
 
@@ -350,7 +354,7 @@ def _values(
     return rng.standard_normal(shape).astype(dtype)
 
 
-def _index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
+def index_bounds(graph: onnx.GraphProto) -> Mapping[str, int]:
     """The size of the smallest table that an input indexes, for the inputs that are the indices of a Gather."""
     tables = {tensor.name: tensor.dims for tensor in graph.initializer}
     origin = {info.name: info.name for info in graph.input}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ def bench(
     assume: Iterable[str] = (),
     in_place_caches: bool = Options.in_place_caches,
     progress: Progress | None = None,
+    found: Callable[[Benchmark], object] | None = None,
     **options: Unpack[BenchKeywords],
 ) -> Benchmark:
     """Measure a model and its fused form beside each other.
@@ -52,6 +53,7 @@ def bench(
         assume: assumptions that you vouch for.
         in_place_caches: whether the fused model has its caches in place. It goes with `decode`.
         progress: is told how far it is.
+        found: is called after each length, with the benchmark so far.
         **options: the fields of `BenchOptions`.
 
     Raises:
@@ -71,13 +73,14 @@ def bench(
         report = optimize(model, paths[1], assume=words, in_place_caches=in_place_caches).report
         _check_fused(report)
         sessions = partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)
-        found = _Found(sessions(paths=paths, threads=threads, batch=chosen.batch), chosen.seconds, progress)
-        made = Benchmark(report, (), chosen.batch, threads or os.cpu_count() or 1, caches=found.caches, decode=decode)
+        runs = sessions(paths=paths, threads=threads, batch=chosen.batch)
+        begun = Benchmark(report, (), chosen.batch, threads or os.cpu_count() or 1, caches=runs.caches, decode=decode)
+        made = _Made(runs, begun, chosen.seconds, progress, found)
         try:
-            found.measure(wanted)
+            made.measure(wanted)
         except KeyboardInterrupt:
-            raise BenchInterrupted(found.added_to(made)) from None
-        return found.added_to(made)
+            raise BenchInterrupted(made.benchmark) from None
+        return made.benchmark
 
 
 def _checked(options: BenchOptions) -> BenchOptions:
@@ -104,38 +107,43 @@ def _check_fused(report: Report) -> None:
     raise InputError(f"there is nothing to compare: {report.model or 'the model'} {why}")
 
 
-class _Found:
-    """The measures so far, and the most tokens that the model takes, once a length was too large for it."""
+class _Made:
+    """The benchmark so far, with the most tokens that the model takes once a length was too large for it."""
 
-    def __init__(self, runs: Runs | Steps, seconds: float, progress: Progress | None) -> None:
-        self._runs, self._seconds, self._progress = runs, seconds, progress
-        self.measures: list[Measure] = []
-        self.most: int | None = None
+    def __init__(
+        self,
+        runs: Runs | Steps,
+        begun: Benchmark,
+        seconds: float,
+        progress: Progress | None,
+        found: Callable[[Benchmark], object] | None,
+    ) -> None:
+        self._runs, self._seconds, self._progress, self._found = runs, seconds, progress, found
+        self.benchmark = begun
 
-    @property
-    def caches(self) -> tuple[str, ...]:
-        """The caches of a decoder that is measured as it is used, by the names of their inputs."""
-        return self._runs.caches
-
-    def added_to(self, made: Benchmark) -> Benchmark:
-        """The benchmark with what was found so far."""
-        return replace(made, measures=tuple(self.measures), most=self.most)
+    def _add(self, measure: Measure | None) -> None:
+        if measure is None:
+            return
+        self.benchmark = replace(self.benchmark, measures=(*self.benchmark.measures, measure))
+        if self._found is not None:
+            self._found(self.benchmark)
 
     def measure(self, wanted: Sequence[int]) -> None:
         """Measure these lengths, and the largest one that runs in the place of those that are too large."""
         for count, length in enumerate(wanted):
             self._tell(f"{length} tokens", count, len(wanted))
-            if self.most is not None and length + self._runs.spare > self.most:
-                self.measures.append(Measure(length, fault=self._limit))
+            most = self.benchmark.most
+            if most is not None and length + self._runs.spare > most:
+                self._add(Measure(length, fault=self._limit))
                 continue
             measure = self._measured(length)
             if measure is not None and measure.fault is not None:
                 self._tell(f"{length} tokens are too many: looking for the most", count, len(wanted))
                 measure = self._judged(measure, wanted)
-            self.measures.extend([] if measure is None else [measure])
+            self._add(measure)
 
     def _measured(self, length: int) -> Measure | None:
-        return self._runs.measure(length, self._seconds, self.measures)
+        return self._runs.measure(length, self._seconds, self.benchmark.measures)
 
     def _judged(self, measure: Measure, wanted: Sequence[int]) -> Measure:
         """A measure with a fault that says what is at fault: the length, or a model. If it is the length, the largest
@@ -145,19 +153,18 @@ class _Found:
             return replace(measure, fault=f"only the fused model does not run: {measure.fault}")
         if is_out_of_memory(error):
             return replace(measure, fault=f"the model does not run: {measure.fault}")
-        ran = [each.length for each in self.measures if each.fault is None]
+        ran = [each.length for each in self.benchmark.measures if each.fault is None]
         largest = largest_length(lambda length: self._runs.fault(length) is None, ran, measure.length)
         if largest is None:
             return replace(measure, fault=f"the model does not run: {measure.fault}")
-        self.most = largest + self._runs.spare
+        self.benchmark = replace(self.benchmark, most=largest + self._runs.spare)
         if largest not in wanted:
-            own = self._measured(largest)
-            self.measures.extend([] if own is None else [own])
+            self._add(self._measured(largest))
         return replace(measure, fault=self._limit)
 
     @property
     def _limit(self) -> str:
-        return f"the model takes at most {self.most:,} tokens"
+        return f"the model takes at most {self.benchmark.most:,} tokens"
 
     def _tell(self, text: str, count: int, of: int) -> None:
         if self._progress is not None:

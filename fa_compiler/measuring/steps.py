@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from fa_compiler.comparison.compare import compare_arrays, tolerance_for
+from fa_compiler.comparison.compare import allowance, compare_arrays, tolerance_for
 from fa_compiler.comparison.decoder import fixed_size, rows_of
 from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.decoding import DecodingSession
@@ -212,8 +212,8 @@ class Steps:
         fed: list[Arrays],
         found: list[tuple[dict[str, Any], dict[str, Any]]],
     ) -> Decoded:
-        """How the outputs of both agree. Where they do not, twice what ONNX Runtime's own optimisations make of the
-        original is allowed, too."""
+        """How the outputs of both agree. Where they do not, as much is allowed as `verify` allows where ONNX Runtime's
+        own optimisations change the original."""
         choose = self._pair[0].chosen
         tokens = [(choose(first), choose(second)) for first, second in found]
         chosen = [np.array_equal(first, second) for first, second in tokens if first is not None and second is not None]
@@ -222,7 +222,7 @@ class Steps:
             plain = Decoder(self._paths[0], self._threads, self._batch, optimise=False)
             plain.session.take_caches(begun)
             noise = max(_difference(plain.session.step(step), both[0]) for step, both in zip(fed, found, strict=True))
-            tolerance = max(tolerance, 2 * noise)
+            tolerance = max(tolerance, allowance(noise, tolerance))
         return Decoded(prompt, len(chosen), sum(chosen), largest, tolerance)
 
     def _memory(self, side: int, length: int, part: int) -> int:

@@ -169,6 +169,44 @@ def test_an_interrupt_keeps_what_is_measured(
 
 
 @pytest.mark.usefixtures("memory_is_known")
+@pytest.mark.parametrize("columns", ["", "50"])
+def test_rows_are_printed_when_they_are_measured(
+    columns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that is killed has shown what it measured, and has left no file beside the page's place."""
+    monkeypatch.setenv("COLUMNS", columns)
+    path, page = str(saved(attention(), tmp_path / "model.onnx")), tmp_path / "gain.html"
+    measure, seen = Runs.measure, []
+
+    def watched(self: Runs, length: int, *rest: Any) -> Measure | None:
+        seen.append(capsys.readouterr().out)
+        assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+        return measure(self, length, *rest)
+
+    monkeypatch.setattr(Runs, "measure", watched)
+    assert main(["bench", path, "--lengths", "4,8,16", "--seconds", "0.01", "--html", str(page)]) == 0
+    seen.append(capsys.readouterr().out)
+    begun, four, eight, sixteen = seen
+    assert begun == ""
+    assert re.match(r"\n( .*\n)+ ─+\n 4 +\d", four)
+    assert re.match(r" 8 +\d", eight) and "original" not in eight
+    assert re.match(r" 16 +\d", sixteen) and f"wrote {page}" in sixteen
+    assert not re.search(r"\n\n.*\n\n", "".join(seen).lstrip())
+    if columns:
+        assert max(map(len, (four + eight).splitlines())) <= int(columns)
+    else:
+        places = [re.search(r"\d x", text) for text in (four.splitlines()[-1], eight, sixteen)]
+        assert len({place.start() for place in places if place}) == 1
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is an error before anything is measured."""
+    path = str(saved(attention(), tmp_path / "model.onnx"))
+    assert main(["bench", path, "--html", str(tmp_path / "none" / "gain.html")]) == 2
+    assert "gain.html cannot be written: there is no folder" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("memory_is_known")
 def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It shows the figures of the JSON form; the bars of a length have widths in proportion to them. It links the page
     of the same model beside it."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from onnx import helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
-from fa_compiler.comparison.decoder import Cache, Rows, caches_of, rows_of
+from fa_compiler.comparison.decoder import SWITCH, Cache, Rows, caches_of, rows_of
 from fa_compiler.errors import InputError
 from fa_compiler.measuring import benchmark, steps
 from fa_compiler.measuring.limits import foreseen
@@ -211,8 +212,12 @@ def test_buffers_stay_where_they_are_and_grow(monkeypatch: pytest.MonkeyPatch) -
         np.testing.assert_allclose(array, other.caches[name], rtol=0, atol=2e-5)
 
 
-def test_a_full_room_is_refused() -> None:
-    model = fa_compiler.optimize(harness.load(LLAMA), in_place_caches=True).model
+@pytest.mark.parametrize("form", ["original", "in place"])
+def test_a_full_room_is_refused(form: str) -> None:
+    """Also where the caches grow, which could hold more."""
+    model = (
+        harness.load(LLAMA) if form == "original" else fa_compiler.optimize(harness.load(LLAMA), **FORMS[form]).model
+    )
     session = fa_compiler.DecodingSession(model, room=4)
     session.step({"input_ids": [[1, 2, 3]]})
     with pytest.raises(InputError, match="room for 4 tokens, and 5 are needed: make the session with a larger room"):
@@ -220,6 +225,11 @@ def test_a_full_room_is_refused() -> None:
     assert session.length == 3
     session.step({"input_ids": [[1]]})
     assert session.length == 4
+    other = fa_compiler.DecodingSession(model)
+    other.step({"input_ids": [[1, 2, 3, 4, 5]]})
+    with pytest.raises(InputError, match="room for 4 tokens, and 5 are needed"):
+        session.take_caches(other.caches)
+    assert session.length == 4 and {cache.shape[2] for cache in session.caches.values()} == {4}
 
 
 @pytest.mark.parametrize("form", ["original", "in place"])
@@ -241,6 +251,15 @@ def test_rewind_and_take_caches(form: str) -> None:
         session.rewind(5)
     with pytest.raises(InputError, match="the caches lack 'past_value_0'"):
         session.take_caches({"past_key_0": session.caches["past_key_0"]})
+    with pytest.raises(InputError, match="the caches are those of 1 sequences, and the step has 2; reset"):
+        other.step({"input_ids": [[1], [2]]})
+    twice = {key: np.repeat(array, 2, axis=0) for key, array in session.caches.items()}
+    with pytest.raises(
+        InputError, match="of different numbers of sequences: 'past_key_0' is of 1, 'past_value_0' is of 2"
+    ):
+        session.take_caches({**twice, "past_key_0": session.caches["past_key_0"]})
+    with pytest.raises(InputError, match="the caches: 'past_key_0' is None, of which no array of numbers can be made"):
+        session.take_caches({**session.caches, "past_key_0": None})  # type: ignore[dict-item]
     session.rewind(0)
     session.step({"input_ids": [[1], [2]]})  # another batch
 
@@ -252,41 +271,159 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"ids": [[1]]}, r"takes no input 'ids' \(it takes input_ids\)"),
         ({"input_ids": [[1]], "past_key_0": [0]}, "'past_key_0' is a cache, which the session holds"),
         ({"input_ids": [[1.5]]}, "input 'input_ids' is float64, but the model takes int64"),
-        ({"input_ids": 1}, "has no axis 1"),
+        (None, r"a step takes a dictionary of arrays by the names of inputs \(input_ids\); this is None"),
+        ([[1]], "by the names of inputs .*; this is of type list"),
+        ({"input_ids": [[1, 2], [3]]}, "'input_ids' is of type list, .*; its rows have to be equally long"),
+        ({"input_ids": [["a"]]}, "'input_ids' is of type list, of which no array of numbers can be made"),
+        ({"input_ids": None}, "'input_ids' is None, of which no array of numbers can be made"),
+        ({"input_ids": 1}, r"the input 'input_ids' has the shape \[\], and .* takes \[batch, seq\]"),
+        ({"input_ids": [1]}, r"the input 'input_ids' has the shape \[1\], and .* takes \[batch, seq\]"),
+        ({"input_ids": [[[1]]]}, r"the input 'input_ids' has the shape \[1, 1, 1\], and .* takes \[batch, seq\]"),
+        (
+            {"attention_mask": [[1] * 2]},
+            r"'attention_mask' has the shape \[1, 2\]; with 2 cached and 1 new tokens it has",
+        ),
+        ({"attention_mask": [[1] * 4]}, r"it has \[1, 3\], and the session makes it if it is left out"),
+        ({"attention_mask": [[1] * 3] * 2}, r"'attention_mask' has the shape \[2, 3\]"),
+        ({"attention_mask": [1] * 3}, r"'attention_mask' has the shape \[3\], and .* takes \[batch, total\]"),
+        ({"position_ids": [[2, 3]]}, r"'position_ids' has the shape \[1, 2\]; with .* it has \[1, 1\]"),
         ({"input_ids": np.zeros((1, 0), np.int64)}, "the step has no tokens"),
         ({"input_ids": [[1], [2]]}, "the caches are those of 1 sequences, and the step has 2; reset"),
-        ({"input_ids": [[10**6]]}, "fails in ONNX Runtime"),
+        ({"input_ids": [[10**6]]}, "'input_ids' holds 1000000, and .* knows the numbers up to 98"),
     ],
 )
-def test_faults_of_a_step(inputs: Mapping[str, Any], said: str) -> None:
+def test_faults_of_a_step(inputs: Any, said: str) -> None:
     session = fa_compiler.DecodingSession(harness.load(LLAMA))
     session.step({"input_ids": [[1, 2]]})
+    given = {"input_ids": [[5]], **inputs} if isinstance(inputs, dict) and inputs and "ids" not in inputs else inputs
     with pytest.raises(InputError, match=said):
-        session.step(inputs)
+        session.step(given)
+    assert session.length == 2
+
+
+@pytest.mark.parametrize("form", ["original", "in place"])
+def test_positions_that_the_model_does_not_have(form: str) -> None:
+    """GPT-2 has a table of 64; rotary tables are known to ONNX Runtime alone."""
+    model = fa_compiler.optimize(harness.load(GPT2), **FORMS[form]).model if form != "original" else harness.load(GPT2)
+    session = fa_compiler.DecodingSession(model)
+    session.step({"input_ids": [[1] * 60]})
+    with pytest.raises(
+        InputError, match=r"has 64 positions, and 60 cached and 5 new tokens go up to position 64; reset"
+    ):
+        session.step({"input_ids": [[1] * 5]})
+    session.step({"input_ids": [[1] * 4]})
+    assert session.length == 64
+    other = fa_compiler.DecodingSession(genai.Decoder().model)
+    with pytest.raises(
+        InputError, match="ONNX Runtime: .*cos_cache.*; either a token is none of the model's, or it has no pos"
+    ):
+        other.step({"input_ids": [[1] * 65]})
+
+
+@pytest.mark.parametrize(
+    "model, name, right, wrong",
+    [
+        (lambda: fa_compiler.optimize(harness.load(LLAMA), in_place_caches=True).model, "cache_length", [3], [2]),
+        (merged, SWITCH, [True], [False]),
+    ],
+)
+def test_counts_that_contradict_the_caches(model: Any, name: str, right: Any, wrong: Any) -> None:
+    """They would write the new rows over others."""
+    session, twin = (fa_compiler.DecodingSession(model()) for _ in range(2))
+    more = {"encoder": np.ones((1, 5, 16), np.float32)} if name == SWITCH else {}
+    for each in (session, twin):
+        each.step({"input_ids": [[1, 2, 3]], **more})
+    with pytest.raises(
+        InputError, match=rf"'{name}' is .*; with 3 cached and 1 new tokens it is .*, and the session makes"
+    ):
+        session.step({"input_ids": [[4]], name: wrong, **more})
+    found = session.step({"input_ids": [[4]], name: right, **more})["logits"]
+    np.testing.assert_array_equal(found, twin.step({"input_ids": [[4]], **more})["logits"])
+
+
+def test_masks_and_positions_of_other_kinds_are_the_caller_s() -> None:
+    """A mask for each query, and positions of several axes, do not follow from the number of tokens."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[batch,seq,4] x, float[batch,1,seq,total] attention_mask, '
+        "int64[3,batch,seq] position_ids, float[batch,past,4] past_k) => (float[batch,total,4] present_k, float[n] y, "
+        "int64[m] z) { present_k = Concat<axis=1>(past_k, x) y = Identity(attention_mask) z = Identity(position_ids) }"
+    )
+    session = fa_compiler.DecodingSession(model)
+    assert session.inputs == ("x", "attention_mask", "position_ids")
+    mask, places = np.ones((1, 1, 2, 7), np.float32), np.zeros((3, 1, 2), np.int64)
+    session.step({"x": np.ones((1, 2, 4), np.float32), "attention_mask": mask, "position_ids": places})
     assert session.length == 2
 
 
 def test_faults_of_a_session(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"model.onnx has no caches: .* export the decoder with its past"):
         fa_compiler.DecodingSession(saved(attention(), tmp_path / "model.onnx"))
-    with pytest.raises(InputError, match="a room of 0 tokens"):
+
+
+@pytest.mark.parametrize("value", ["a", 1.5, True, -1, [1]])
+@pytest.mark.parametrize("name", ["room", "threads"])
+def test_what_is_no_number(name: str, value: Any) -> None:
+    with pytest.raises(
+        InputError, match=re.escape(f"{name} is a number from {int(name == 'room')} upwards, not {value!r}")
+    ):
+        fa_compiler.DecodingSession(harness.load(LLAMA), **{name: value})
+    with pytest.raises(InputError, match="room is a number from 1 upwards, not 0"):
         fa_compiler.DecodingSession(harness.load(LLAMA), room=0)
 
 
-def test_the_example_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's first program chooses the tokens that the original would."""
+@pytest.mark.parametrize("form", ["original", "in place"])
+def test_sessions_over_the_same_weights(form: str) -> None:
+    """Each has caches of its own: in threads they answer as they do alone."""
+    model = (
+        harness.load(LLAMA) if form == "original" else fa_compiler.optimize(harness.load(LLAMA), **FORMS[form]).model
+    )
+    first = fa_compiler.DecodingSession(model, room=50, threads=1)
+    first.step({"input_ids": [[1, 2, 3]]})
+    others = [first.another() for _ in range(4)]
+    assert {other.length for other in others} == {0} and {other.room for other in others} == {50}
+    assert all(other._session is first._session for other in others)
+
+    def answer(session: fa_compiler.DecodingSession, seed: int) -> list[int]:
+        tokens = list(np.random.default_rng(seed).integers(0, 99, 5))
+        logits = session.step({"input_ids": [tokens]})["logits"]
+        for _ in range(40):
+            tokens.append(int(logits[0, -1].argmax()))
+            logits = session.step({"input_ids": [[tokens[-1]]]})["logits"]
+        return tokens
+
+    alone = [answer(fa_compiler.DecodingSession(model, threads=1), seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(answer, others, range(4))) == alone
+    assert first.length == 3 and {other.length for other in others} == {45}
+
+
+def test_what_a_session_shows_of_itself(tmp_path: Path) -> None:
+    session = fa_compiler.DecodingSession(saved(harness.load(LLAMA), tmp_path / "model.onnx"))
+    assert repr(session) == f"<DecodingSession {tmp_path / 'model.onnx'}: 0 tokens, room as needed>"
+    session.room = 9
+    session.step({"input_ids": [[1], [2]]})
+    assert repr(session).endswith("model.onnx: 1 token, batch 2, room 9>")
+
+
+def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's programs choose the tokens that the original would, in one session and in several."""
     monkeypatch.chdir(tmp_path)
     saved(harness.load(LLAMA), Path("decoder.onnx"))
-    text = DOCS.read_text()
-    (block,) = re.findall(r"```python\n(.*?DecodingSession.*?)```", text, re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    assert len(blocks) == 2
     found: dict[str, Any] = {}
-    exec(block, found)
-    session, chosen = fa_compiler.DecodingSession("decoder.onnx"), []
-    logits = session.step({"input_ids": found["prompt"]})["logits"]
-    for _ in range(len(found["tokens"])):
-        chosen.append(int(logits[0, -1].argmax()))
-        logits = session.step({"input_ids": [[chosen[-1]]]})["logits"]
-    assert found["tokens"] == chosen
+    for block in blocks:
+        exec(block, found)
+    session = fa_compiler.DecodingSession("decoder.onnx")
+    asked = [*found["prompt"], *found["prompts"]]
+    for prompt, tokens in zip(asked, [found["tokens"], *found["answers"]], strict=True):
+        chosen: list[int] = []
+        session.reset()
+        logits = session.step({"input_ids": [prompt]})["logits"]
+        for _ in range(20):
+            chosen.append(int(logits[0, -1].argmax()))
+            logits = session.step({"input_ids": [[chosen[-1]]]})["logits"]
+        assert tokens == chosen
 
 
 @pytest.mark.usefixtures("memory_is_known")

@@ -19,6 +19,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
+from fa_compiler.comparison.compare import MOST_NOISE
 from tools.fuzz.kind import Finding, Kind, Outcome
 
 FLOAT, BOOL = TensorProto.FLOAT, TensorProto.BOOL
@@ -27,8 +28,6 @@ SCALES = {"int16": 1e-4}
 NAMES = ("batch", "length", "True", "False", "None", "seq//2")
 MANY = 96
 """Rows of a result that is rounded: of so many numbers, some lie in the middle between two integers."""
-NOISE = 0.01
-"""Where ONNX Runtime's own optimisations change the original by more, which `verify` tells, no fault shows."""
 node = helper.make_node
 
 
@@ -52,7 +51,7 @@ class Verify(Kind):
             return Outcome("refused", Finding(f"verify: {text[:100]}", f"{detail}\n{error}", model.SerializeToString()))
         if found.same == (not wrong):
             return Outcome("different" if wrong else "accepted")
-        if wrong and any((output.noise or 0.0) > NOISE for output in found.outputs):
+        if wrong and found.blunt >= MOST_NOISE:
             return Outcome("noisy")
         title = f"a wrong model is taken for the same: {wrong}" if wrong else "a right model is taken for another"
         faults = [output.fault for output in found.outputs]
