@@ -5,7 +5,9 @@ What is trusted, so that the equality of two `Dim`s may be relied upon:
 - Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names. One
   name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that feeds two
   sizes under one name is outside what is promised. A name that is a sum or product of names
-  ("past + 1", as torch writes) is that expression. An unnamed dim is a fresh symbol, and so is one
+  ("past + 1", as torch writes) is that expression. A name that is a number from 2 upwards is this
+  size: torch writes "8" where an axis was asked to be dynamic, and the model only works with 8. The
+  number of the axis itself ("1" for axis 1) says nothing. An unnamed dim is a fresh symbol, and so is one
   whose name has no letter: "-1" and "?" say that a size is open, not that two sizes are the same.
 - Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
   later can be replaced by the caller, so only its declaration counts.
@@ -57,6 +59,9 @@ from fa_compiler.passes.values.large_constants import LargeConstants
 from fa_compiler.passes.values.position_contents import BlockLabels
 
 __all__ = ["Fact", "ShapeInfo", "analyse"]
+
+SMALLEST_NUMERAL = 2
+"""Names that are smaller numbers are no sizes: a 1 that only looks like one would change what is broadcast."""
 
 _LOOPS, _ROUNDS = 2, 8
 """No sizes are known of the states of a loop that lies inside `_LOOPS` others, or whose sizes have not settled after
@@ -264,7 +269,7 @@ class ShapeInfo:
         if tensor is not None and not (is_input and self._overridable):
             return tensor_fact(tensor)
         if is_input and value.graph is self._main and value.shape is not None:
-            return Fact(tuple(_declared(dim, self._least) for dim in value.shape), value.dtype)
+            return Fact(tuple(_declared(dim, axis, self._least) for axis, dim in enumerate(value.shape)), value.dtype)
         return Fact(None, value.dtype)
 
     def _infer(self, node: ir.Node, facts: list[Fact | None]) -> Sequence[Fact]:
@@ -433,10 +438,13 @@ def _common_sizes(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> 
     return tuple(own if own == other else None for own, other in zip(sizes, shape, strict=True))
 
 
-def _declared(dim: int | ir.SymbolicDim, least: Mapping[str, int]) -> Dim:
+def _declared(dim: int | ir.SymbolicDim, axis: int, least: Mapping[str, int]) -> Dim:
+    """The size of an axis of an input, as it is declared."""
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
+    if name is not None and name.isdecimal() and name != str(axis) and int(name) >= SMALLEST_NUMERAL:
+        return Dim(int(name))
     if not name or not any(map(str.isalpha, name)):
         return Dim.fresh()
     size = named(name)
