@@ -116,8 +116,8 @@ def test_made_inputs_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["past_key", "input.cache.layers.0.keys"])
 def test_a_mask_covers_the_cache_and_the_new_tokens(name: str) -> None:
-    """The exporters name its length in a way that says nothing. The rows of a mask are looked up by the number of a key,
-    so that a mask without the new tokens fails."""
+    """The exporter names its length in a way that says nothing. The rows of a mask are looked up by the number of a
+    key, so that a mask without the new tokens fails."""
     nodes = [helper.make_node("Identity", [each], [f"{each}.out"]) for each in ("ids", "mask", name)]
     shapes: dict[str, Dims] = {"ids": ["B", 1], "mask": ["B2", "M"], name: ["B", "2", "P", "8"]}
     inputs = [
