@@ -29,7 +29,7 @@ an empty tensor of other sizes. In the other, a Reshape target that is computed 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +37,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, named
-from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, producer, remember_imports
+from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, opset, producer, remember_imports
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.ops.context import (
     UNKNOWN,
@@ -191,10 +191,18 @@ class ShapeInfo:
         return fact
 
     def has_open_roundings(self) -> bool:
-        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then?"""
-        contents = (fact.content for fact in self._facts.values())
-        known = (content.flat for content in contents if content is not None and content.dtype == object)
-        return any(atom.op == "trunc" for dim in itertools.chain.from_iterable(known) for atom in dim.atoms)
+        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then? Or does the
+        model ask for the sign of a size, to round it down?"""
+        return any(itertools.chain.from_iterable(map(self._open_roundings, self._facts)))
+
+    def _open_roundings(self, value: ir.Value) -> Iterator[bool]:
+        """For each followed integer of a value, whether it is such a quotient or sign."""
+        content = self._facts[value].content
+        if content is None or content.dtype != object:
+            return
+        is_sign = is_op(value.producer(), "Sign")
+        for dim in content.flat:
+            yield (is_sign and not dim.is_const) or any(atom.op == "trunc" for atom in dim.atoms)
 
     # -- updates ------------------------------------------------------------------------------
 
