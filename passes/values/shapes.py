@@ -191,8 +191,8 @@ class ShapeInfo:
         return fact
 
     def has_open_roundings(self) -> bool:
-        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then? Or does the
-        model ask for the sign of a size, to round it down?"""
+        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then? Or does
+        the model ask for the sign of a size, to round it down?"""
         return any(itertools.chain.from_iterable(map(self._open_roundings, self._facts)))
 
     def _open_roundings(self, value: ir.Value) -> Iterator[bool]:
