@@ -44,6 +44,9 @@ SIZES = ((BATCH, LENGTH), (1, LENGTH), (BATCH, 32), (1, 32), (1, 64), (1, 128), 
 """Batch and length, to be tried in turn until a model runs. Models that shrink and enlarge their data need multiples of
 32 as length; others need a batch of 1."""
 
+CACHE_WORDS = ("past", "cache")
+"""What the names of caches have in them."""
+
 MAX_INDEX = 1000
 """Random indices are below this number, even if the indexed table is larger."""
 
@@ -333,7 +336,7 @@ def _cache_lengths(inputs: Sequence[onnx.ValueInfoProto], length: int) -> tuple[
     past = present = 0
     for info in inputs:
         dims = info.type.tensor_type.shape.dim
-        if "past" in info.name.lower() and len(dims) > 2:
+        if any(word in info.name.lower() for word in CACHE_WORDS) and len(dims) > 2:
             past = dims[-2].dim_value or length
         elif not present and not is_mask(info) and len(dims) > 1:
             present = dims[-1].dim_value or length

@@ -9,10 +9,14 @@ total_sequence_length.
                 where the batch entry has fewer keys. The rows after these depend on the memory: ONNX Runtime writes
                 zeros where past and present are separate buffers, and leaves the rows as they are in a shared one
 
-Both cases are rebuilt exactly, and the user says which of them holds. With a shared buffer the update is one ScatterND.
-Its output lies where its input does, so it writes only the new rows; nothing else reads past. With separate buffers
-past, new rows and zeros are joined, and every row of present is gathered from there. That costs ONNX Runtime one copy
-more than the operator made. On Ascend the buffers are separate.
+A cache grows where total_sequence_length is proven to be P + S, and to be the number of keys of every batch entry, as
+in the files of exporters. The present is then past and the new rows, however the buffers are bound: a buffer that is
+past cannot be a larger present.
+
+The other cases are rebuilt exactly, too, and the user says which of them holds. With a shared buffer the update is one
+ScatterND. Its output lies where its input does, so it writes only the new rows; nothing else reads past. With separate
+buffers past, new rows and zeros are joined, and every row of present is gathered from there. That costs ONNX Runtime
+one copy more than the operator made. On Ascend the buffers are separate.
 
 ONNX Runtime makes sure that past holds the first `before` keys and that present has room for the new ones: it accepts
 only a cache that grows by the new rows, or one with room for all keys, and only lengths within present.
@@ -34,6 +38,7 @@ from fa_compiler.passes.attention_ops.cache_rows import CacheRows
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder
 from fa_compiler.passes.emit.build import INT64
+from fa_compiler.passes.ops.movers import element_source
 
 SINCE = 12
 """The first opset with Max of int64; the other operators are older."""
@@ -44,7 +49,8 @@ class RunSizes:
     """The sizes of one run of the operator, computed in the graph.
 
     `rows` (S) and `total` (total_sequence_length) are int64 [1]; `lengths` (seqlens_k + 1) and `before` are int64 [B];
-    `prompt`, bool [1], says whether the run is a prompt.
+    `prompt`, bool [1], says whether the run is a prompt. `full` is the number of keys of every batch entry where it is
+    the same one, None where it is not known.
     """
 
     rows: ir.Value
@@ -52,6 +58,7 @@ class RunSizes:
     lengths: ir.Value
     before: ir.Value
     prompt: ir.Value
+    full: Dim | None
 
     @staticmethod
     def of(call: OpConverter, query: ir.Value, lengths: ir.Value, total: ir.Value) -> RunSizes:
@@ -67,7 +74,7 @@ class RunSizes:
         prompt = builder.op("Equal", [rows, most], ir.DataType.BOOL)
         own = key_masks.add_const(builder.cast(lengths, INT64), 1)
         before = builder.op("Where", [prompt, builder.ints([0]), key_masks.subtract(own, rows)], INT64)
-        return RunSizes(rows, most, own, before, prompt)
+        return RunSizes(rows, most, own, before, prompt, full_length(call, lengths, call.info.integer(total)))
 
     def after(self, call: OpConverter) -> ir.Value:
         """The number of keys of each batch entry when all S new rows count, int64 [B]."""
@@ -76,12 +83,15 @@ class RunSizes:
 
 @dataclass(frozen=True)
 class Caches:
-    """Makes present from past, for keys and for values. Both have the shape [B, K, `room`, D]."""
+    """Makes present from past, for keys and for values. Both have the shape [B, K, `room`, D].
+
+    `assumed` is what the user vouches for; it is empty for caches that grow.
+    """
 
     call: OpConverter
     sizes: RunSizes
     rows: CacheRows
-    assumed: str
+    assumed: tuple[str, ...]
     room: Dim
 
     @staticmethod
@@ -91,26 +101,35 @@ class Caches:
             if len(call.shape(past)) != 4:
                 raise call.decline(Code.RANK, f"{past.name!r} is not [batch, heads, keys, head size]")
         past, options = pasts[0], call.options
+        key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(past, 2), DimRef(query, 0))
+        rows = CacheRows(call, heads, key_masks.batch)
+        if sizes.full is not None and all(call.dim(each, 2) + call.dim(query, 1) == sizes.full for each in pasts):
+            return Caches(call, sizes, rows, (), sizes.full)
         shared = SHARED_CACHES in options.assume
         if not shared and options.target != "ascend" and SEPARATE_CACHES not in options.assume:
             raise _unsaid(call)
         if shared and not _bindable(call):
             reason = "past or present is no input or output of the model, so that no buffer can be bound to both"
             raise call.decline(Code.READY_MADE, reason)
-        key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(past, 2), DimRef(query, 0))
-        rows = CacheRows(call, heads, key_masks.batch)
         if shared:
-            return Caches(call, sizes, rows, SHARED_CACHES, call.dim(past, 2))
+            return Caches(call, sizes, rows, (SHARED_CACHES,), call.dim(past, 2))
         count = call.builder.op("Max", [sizes.total, key_masks.length(key_masks.kv_seq)], INT64)
         known = call.info.integer(count)
         room = Dim.fresh() if known is None else known
         call.info.set(count, (1,), INT64, (room,))
         call.builder.lengths.setdefault(room, count)
-        return Caches(call, sizes, rows, SEPARATE_CACHES, room)
+        return Caches(call, sizes, rows, (SEPARATE_CACHES,), room)
+
+    @property
+    def grow(self) -> bool:
+        """Is present nothing but past and the new rows?"""
+        return not self.assumed
 
     def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """The present of a past and new rows [B, K, S, D]."""
-        if self.assumed == SHARED_CACHES:
+        if self.grow:
+            return self._sized(self._op("Concat", [past, new], self._dtype(new), {"axis": 2}), new)
+        if SHARED_CACHES in self.assumed:
             return self._sized(self.rows.updated(past, new, self.sizes.before, self.sizes.rows), new)
         return self._sized(self._gathered(past, new), new)
 
@@ -161,6 +180,14 @@ class Caches:
         attrs: dict[str, int] | None = None,
     ) -> ir.Value:
         return self.call.builder.op(op_type, list(inputs), dtype, attrs)
+
+
+def full_length(call: OpConverter, lengths: ir.Value, total: Dim | None) -> Dim | None:
+    """`total`, if every number of seqlens_k (`lengths`) is proven to be one less; else None."""
+    last = call.info.integer(element_source(lengths, "Cast"))
+    if last is None or total is None or last + 1 != total:
+        return None
+    return total
 
 
 def _bindable(call: OpConverter) -> bool:

@@ -24,11 +24,15 @@ takes prompts, several rows of one batch entry, or one row of each batch entry.
 
 It has two kernels. The streaming one runs for float32 or quantised caches, several keys, causal attention, present
 outputs, and neither a sink nor a soft cap. It gives 0 for a row without a key, and an attention_bias of -inf or the
-lowest float32 excludes a key there (key_masks.py). Where a bias may exclude keys and it is open whether there are
-several, the user has to vouch for a key in every row.
+lowest float32 excludes a key there (key_masks.py). Where it is open whether there are several keys, the model asks in
+each run: a bias excludes nothing where there is one. The other kernel gives that key's value then, whatever finite
+number the bias adds. Beside -inf it gives NaN, so that the user has to vouch for a key in every row.
 The other kernel computes a row without a key like any other row. For the rows of a prompt that lie after the last key
 of their batch entry it moves the window back to that key. A window is therefore refused for it, except for a single row
 with a past.
+
+Where seqlens_k is proven to be total_sequence_length - 1 for every batch entry, nothing is excluded behind it. The
+window is then one of positions, and a bias of 0 and excluding numbers is padding and a band, if it has that structure.
 
 Refused besides: new keys behind a past without present outputs, where ONNX Runtime reads other memory in place of the
 past; caches of another type than the query, unless they are quantised; sliding_window_cache; norms inside the
@@ -39,8 +43,10 @@ specified.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
@@ -48,12 +54,15 @@ from fa_compiler.passes.answer.decline import first_reason
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
-from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes
+from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes, full_length
 from fa_compiler.passes.attention_ops.group_int8 import SCALES, Scale, is_quantised
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.attention_ops.rotary import Rotary
+from fa_compiler.passes.emit.build import INT64
 from fa_compiler.passes.ir.nodes import int_attr, operand_at
+from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.score_ops import BiasOp, ExcludedPositions
@@ -110,8 +119,11 @@ def _convert_with_past(
     k, v = (call.operand(cache, "BNSD") for cache in read)
     scores = call.scores(q, k, v)
     key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(presents[0], 2), DimRef(query, 0))
-    plan = _plan_with_past(call, key_masks, scores, caches.sizes)
-    plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
+    if caches.grow:
+        plan = _plan_of_full(call, key_masks, scores, _window_behind(call, key_masks, olds[0]))
+    else:
+        plan = _plan_with_past(call, key_masks, scores, caches.sizes)
+    plan = replace(plan, assumed=(*caches.assumed, *plan.assumed))
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     return ConvertedOp(match, call.presents(*presents))
 
@@ -133,9 +145,9 @@ def _convert_without_new(
     plan = _plan_with_past(call, key_masks, scores, sizes)
     made: list[ir.Value] = []
     if call.presents(*pasts):
-        held = replace(sizes, rows=call.builder.ints([0]), before=sizes.lengths)
+        held = replace(sizes, rows=call.builder.ints([0]), before=sizes.lengths, full=None)
         caches = Caches.of(call, query, held, pasts, kv_heads)
-        plan = replace(plan, assumed=(caches.assumed, *plan.assumed))
+        plan = replace(plan, assumed=(*caches.assumed, *plan.assumed))
         made = [caches.present(past, call.split_heads(new, kv_heads)) for past, new in zip(pasts, empty, strict=True)]
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     return ConvertedOp(match, call.presents(*made))
@@ -148,43 +160,97 @@ def _convert_prompt(call: OpConverter, query: ir.Value, key: ir.Value, value: ir
     k, v = (call.operand(rows, "BSH", kv_heads) for rows in (key, value))
     scores = call.scores(q, k, v)
     key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(key, 1), DimRef(query, 0))
-    lengths = key_masks.add_const(call.builder.cast(call.required_input(LENGTHS), ir.DataType.INT64), 1)
-    added = AttentionBias.of(call, key_masks, scores)
-    masked = [ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores)), *added.masked]
-    plan = replace(key_masks.plan(scores, masked, added.bias, _window(call)), assumed=added.assumed)
+    plan = _plan_of_prompt(call, key_masks, scores)
     match = call.record(q, k, v, scores, plan, call.number("scale", 0.0) or None, "BSH", _sink(call, scores[1]))
     presents = tuple((old, call.split_heads(new, kv_heads)) for old, new in call.presents(key, value))
     return ConvertedOp(match, presents)
 
 
+def _plan_of_prompt(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement) -> MaskPlan:
+    """The plan of a call without a past."""
+    seqlens, rows = call.required_input(LENGTHS), call.dim(call.required_input(0), 1)
+    if full_length(call, seqlens, rows) is not None:
+        return _plan_of_full(call, key_masks, scores, _window(call))
+    lengths = key_masks.add_const(call.builder.cast(seqlens, INT64), 1)
+    added = AttentionBias.of(call, key_masks, scores, _window(call))
+    beyond = ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores))
+    plan = key_masks.plan(scores, [beyond, *added.masked], added.bias, added.window, added.mode)
+    return replace(plan, assumed=added.assumed)
+
+
+def _plan_of_full(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None) -> MaskPlan:
+    """The plan where every batch entry has all keys: every row sees its own, unless the bias excludes it."""
+    added = AttentionBias.of(call, key_masks, scores, window)
+    plan = key_masks.plan(scores, [*added.masked], added.bias, added.window, added.mode)
+    if not added.masked or added.assumed:
+        plan = replace(plan, empty_rows="")
+    return replace(plan, assumed=added.assumed)
+
+
 @dataclass(frozen=True)
 class AttentionBias:
-    """What attention_bias excludes and adds, and what the user vouches for."""
+    """What attention_bias excludes and adds, and what the user vouches for. `window` and `mode` are the window of the
+    operator and what of the bias is a band; one of them is None."""
 
+    window: Window | None
     masked: tuple[ExcludedPositions, ...] = ()
     bias: tuple[BiasOp, ...] = ()
+    mode: SparseMode | None = None
     assumed: tuple[str, ...] = ()
 
     @staticmethod
-    def of(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement) -> AttentionBias:
-        """The attention_bias of a call; empty where there is none. Raises Decline."""
+    def of(
+        call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None = None
+    ) -> AttentionBias:
+        """The attention_bias of a call beside its window; empty where there is none. Raises Decline."""
         addend = call.input(ADDEND)
         if addend is None:
-            return AttentionBias()
+            return AttentionBias(window)
         columns = call.viewer.space.size(scores[3])
         full = addend
         if call.dim(addend, -1) != columns:
             full = key_masks.filled_up(addend, 0.0)
         if not _streamed(call, behind=call.input(PAST[0]) is not None):
-            return AttentionBias(bias=(call.adding(full, scores),))
+            return AttentionBias(window, bias=(call.adding(full, scores),))
         masked, bias = key_masks.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
+        parts = None
+        if masked and not bias:
+            parts = key_masks.structured(full, scores, window)
+        added = AttentionBias(window, tuple(masked), bias)
+        if parts is not None:
+            added = AttentionBias(parts.window, parts.masked, (), parts.mode)
         if not masked or call.shape(call.required_input(0))[1].is_at_least(2):
-            return AttentionBias(tuple(masked), bias)
-        if NO_EMPTY_ROWS not in call.options.assume:
-            reason = "a masked row gives 0, but not where it has one key, and how many there are is not known"
-            hint = NO_EMPTY_ROWS_HINT
-            raise call.decline(Code.EMPTY_ROWS, reason, hint)
-        return AttentionBias(tuple(masked), bias, (NO_EMPTY_ROWS,))
+            return added
+        if NO_EMPTY_ROWS in call.options.assume:
+            return replace(added, assumed=(NO_EMPTY_ROWS,))
+        if not _is_finite(call, addend):
+            reason = "a masked row gives 0, but NaN where it has one key, and how many there are is not known"
+            raise call.decline(Code.EMPTY_ROWS, reason, NO_EMPTY_ROWS_HINT)
+        several = _has_several_keys(call)
+        return replace(added, masked=tuple(_only_if(call, several, part) for part in added.masked))
+
+
+def _is_finite(call: OpConverter, value: ir.Value) -> bool:
+    """Is no number of a value -inf?"""
+    values, bounds = call.facts.sets.of(value), call.facts.bounds.unless_nan(value)
+    return (values is not None and -math.inf not in values) or (bounds is not None and bounds[0] > -math.inf)
+
+
+def _has_several_keys(call: OpConverter) -> ir.Value:
+    """Whether the run has several keys, a bool. Where it has one, ONNX Runtime runs its other kernel."""
+    builder = call.builder
+    total = builder.op("Reshape", [builder.cast(call.required_input(TOTAL), INT64), builder.ints([])], INT64)
+    return builder.op("Greater", [total, builder.constant(np.array(1), "number")], ir.DataType.BOOL)
+
+
+def _only_if(call: OpConverter, condition: ir.Value, part: ExcludedPositions) -> ExcludedPositions:
+    """Positions that are excluded only where a bool holds."""
+    builder, view = call.builder, part.view
+    excluded = builder.cast(view.base, ir.DataType.BOOL)
+    if not part.when:
+        excluded = builder.op("Not", [excluded], ir.DataType.BOOL)
+    both = builder.op("And", [excluded, condition], ir.DataType.BOOL)
+    return ExcludedPositions(View(both, view.base_dims, view.dims), cut=part.cut)
 
 
 def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, sizes: RunSizes) -> MaskPlan:
@@ -193,7 +259,7 @@ def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrang
     excluded = _excluded_with_past(call, key_masks, sizes)
     added = AttentionBias.of(call, key_masks, scores)
     masked = [ExcludedPositions(call.aligned(mask, scores)) for mask in excluded]
-    plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None)
+    plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None, added.mode)
     assumed = added.assumed
     if alone and call.size(call.required_input(0), 1) is None:
         assumed = (DECODE, *assumed)
@@ -333,6 +399,19 @@ def _window(call: OpConverter) -> Window | None:
     if width < 0:
         return Window.of(None, 0)
     return Window.of(1 - width, 0)
+
+
+def _window_behind(call: OpConverter, key_masks: KeyMaskBuilder, past: ir.Value) -> Window | None:
+    """The window of rows behind a past that is full; None where a row sees all keys."""
+    width = _window_size(call)
+    if not int_attr(call.node, "causal", 1) or (width < 0 and call.size(call.required_input(0), 1) == 1):
+        return None
+    before, lowest = call.dim(past, 2), None
+    if width > 0:
+        lowest = 1 - width
+    lower = None if lowest is None else before + lowest
+    bounds = key_masks.bounds_from(key_masks.length(DimRef(past, 2)), (lowest, 0))
+    return Window(Band(lower, before), *bounds)
 
 
 def _sink(call: OpConverter, heads: Axes) -> Sink | None:

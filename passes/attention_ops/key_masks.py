@@ -78,6 +78,15 @@ class Window:
 
 
 @dataclass(frozen=True)
+class StructuredBias:
+    """A bias as padding and a band: the masks of the padding, and the band and the window as one window or one mode."""
+
+    masked: tuple[ExcludedPositions, ...]
+    window: Window | None
+    mode: SparseMode | None
+
+
+@dataclass(frozen=True)
 class KeyMaskBuilder:
     """Builds masks over the rows and keys of one call."""
 
@@ -172,6 +181,33 @@ class KeyMaskBuilder:
             if isinstance(known, NoStructure):
                 return (known.missed(call.node),)
         return (Missed(MissedCode.DENSE_MASK, reason, label(call.node)),)
+
+    def structured(self, addend: ir.Value, scores: Arrangement, window: Window | None) -> StructuredBias | None:
+        """What an addend of 0 and excluding numbers excludes beside a window, if it is padding and a band. None where
+        it is not, or where no sparse_mode is both the band and the window."""
+        call, grid = self.call, Grid.of(scores[2], scores[3], self.call.viewer.space)
+        term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
+        known = structure([term], grid, call.viewer)
+        if isinstance(known, NoStructure) or known.assumed:
+            return None
+        masks = tuple(
+            ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in known.padding
+        )
+        if known.mode is None:
+            return StructuredBias(masks, window, None)
+        if not self._takes(known, grid):
+            return None
+        if window is None:
+            return StructuredBias(masks, None, known.mode)
+        rows, keys = grid.sizes
+        own = mode_of(window.band, rows, keys)
+        if own is None:
+            return None
+        if own == known.mode or known.mode.includes(own, rows == keys):
+            return StructuredBias(masks, window, None)
+        if own.includes(known.mode, rows == keys):
+            return StructuredBias(masks, None, known.mode)
+        return None
 
     def excluded(
         self, mask: ir.Value, when: bool, scores: Arrangement, band: bool

@@ -94,6 +94,13 @@ class SparseMode:
         """Is the band one of two diagonals that are counted from the last row and key?"""
         return self.sparse_mode == WINDOW
 
+    def includes(self, window: SparseMode, square: bool) -> bool:
+        """Is this mode causal, or a wider window that ends at the diagonal, and the other one a window that ends there?
+        `square` says that the scores have as many rows as keys, so that both causal modes are one."""
+        causal = self.is_last_causal or (self.is_first_causal and square)
+        wider = self.is_window and self.next_tockens == 0 and self.pre_tockens >= window.pre_tockens
+        return (causal or wider) and window.is_window and window.next_tockens == 0
+
     @property
     def is_beside_diagonal(self) -> bool:
         """Does the band lie to one side of the diagonal of the last row and key?"""

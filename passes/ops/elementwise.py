@@ -104,6 +104,17 @@ def _both(a: bool | None, b: bool | None) -> bool | None:
     return (a and b) or None
 
 
+def _sign(dim: Dim) -> Dim:
+    """1 above 0, -1 below. torch divides a size by rounding down where its sign is 1, and otherwise corrects it."""
+    if dim.is_at_least(1):
+        return Dim(1)
+    if (-dim).is_at_least(1):
+        return Dim(-1)
+    if dim.const == 0:
+        return dim
+    return Dim.fresh(0 if dim.is_at_least(0) else None)
+
+
 _INT: dict[str, Callable[..., Dim]] = {
     "Add": lambda a, b: a + b,
     "Sub": lambda a, b: a - b,
@@ -113,6 +124,7 @@ _INT: dict[str, Callable[..., Dim]] = {
     "Max": Dim.max,
     "Neg": lambda a: -a,
     "Abs": lambda a: Dim.max(a, -a),
+    "Sign": _sign,
     "Equal": lambda a, b: truth(equal(a, b)),
     "Less": lambda a, b: truth(less(a, b)),
     "LessOrEqual": lambda a, b: truth(_not(less(b, a))),
@@ -187,7 +199,7 @@ def _fold_floats(op: str, operands: Sequence[Content]) -> Content | None:
 
 
 _COMPARE = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
-_UNARY = ("Neg", "Abs", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Floor", "Ceil", "Not", "IsNaN", "IsInf")
+_UNARY = ("Neg", "Abs", "Sign", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Floor", "Ceil", "Not", "IsNaN", "IsInf")
 _LOGIC = ("And", "Or", "Xor", "Not", "IsNaN", "IsInf")
 TRUTHS = dict.fromkeys((*_COMPARE, *_LOGIC), ir.DataType.BOOL)
 """The type of the operators that make truth values."""
@@ -222,7 +234,7 @@ _BINARY = (
 )
 _VARIADIC = ("Min", "Max", "Sum", "Mean")
 _ACTIVATIONS = (
-    *(*_UNARY, "Round", "Sign", "Erf", "BitwiseNot"),
+    *(*_UNARY, "Round", "Erf", "BitwiseNot"),
     *("Sin", "Cos", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh"),
     *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu"),
     *("Softplus", "Softsign", "Mish", "Gelu", "Swish", "Shrink"),

@@ -5,7 +5,9 @@ What is trusted, so that the equality of two `Dim`s may be relied upon:
 - Graph inputs: the declared static dims (ONNX Runtime refuses other sizes) and the declared names. One
   name is one size in all inputs, as the ONNX specification says of `dim_param`; a run that feeds two
   sizes under one name is outside what is promised. A name that is a sum or product of names
-  ("past + 1", as torch writes) is that expression. An unnamed dim is a fresh symbol, and so is one
+  ("past + 1", as torch writes) is that expression. A name that is a number from 2 upwards is this
+  size: torch writes "8" where an axis was asked to be dynamic, and the model only works with 8. The
+  number of the axis itself ("1" for axis 1) says nothing. An unnamed dim is a fresh symbol, and so is one
   whose name has no letter: "-1" and "?" say that a size is open, not that two sizes are the same.
 - Initializers and Constants. An initializer that is also a graph input of a model of IR version 4 or
   later can be replaced by the caller, so only its declaration counts.
@@ -27,7 +29,7 @@ an empty tensor of other sizes. In the other, a Reshape target that is computed 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,7 +37,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, named
-from fa_compiler.passes.ir.nodes import all_nodes, int_attr, opset, producer, remember_imports
+from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, opset, producer, remember_imports
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.ops.context import (
     UNKNOWN,
@@ -57,6 +59,9 @@ from fa_compiler.passes.values.large_constants import LargeConstants
 from fa_compiler.passes.values.position_contents import BlockLabels
 
 __all__ = ["Fact", "ShapeInfo", "analyse"]
+
+SMALLEST_NUMERAL = 2
+"""Names that are smaller numbers are no sizes: a 1 that only looks like one would change what is broadcast."""
 
 _LOOPS, _ROUNDS = 2, 8
 """No sizes are known of the states of a loop that lies inside `_LOOPS` others, or whose sizes have not settled after
@@ -186,10 +191,18 @@ class ShapeInfo:
         return fact
 
     def has_open_roundings(self) -> bool:
-        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then?"""
-        contents = (fact.content for fact in self._facts.values())
-        known = (content.flat for content in contents if content is not None and content.dtype == object)
-        return any(atom.op == "trunc" for dim in itertools.chain.from_iterable(known) for atom in dim.atoms)
+        """Is an integer known only as a quotient that may be negative, and that is rounded toward zero then? Or does
+        the model ask for the sign of a size, to round it down?"""
+        return any(itertools.chain.from_iterable(map(self._open_roundings, self._facts)))
+
+    def _open_roundings(self, value: ir.Value) -> Iterator[bool]:
+        """For each followed integer of a value, whether it is such a quotient or sign."""
+        content = self._facts[value].content
+        if content is None or content.dtype != object:
+            return
+        is_sign = is_op(value.producer(), "Sign")
+        for dim in content.flat:
+            yield (is_sign and not dim.is_const) or any(atom.op == "trunc" for atom in dim.atoms)
 
     # -- updates ------------------------------------------------------------------------------
 
@@ -264,7 +277,7 @@ class ShapeInfo:
         if tensor is not None and not (is_input and self._overridable):
             return tensor_fact(tensor)
         if is_input and value.graph is self._main and value.shape is not None:
-            return Fact(tuple(_declared(dim, self._least) for dim in value.shape), value.dtype)
+            return Fact(tuple(_declared(dim, axis, self._least) for axis, dim in enumerate(value.shape)), value.dtype)
         return Fact(None, value.dtype)
 
     def _infer(self, node: ir.Node, facts: list[Fact | None]) -> Sequence[Fact]:
@@ -433,10 +446,13 @@ def _common_sizes(sizes: tuple[Dim | None, ...] | None, shape: Shape | None) -> 
     return tuple(own if own == other else None for own, other in zip(sizes, shape, strict=True))
 
 
-def _declared(dim: int | ir.SymbolicDim, least: Mapping[str, int]) -> Dim:
+def _declared(dim: int | ir.SymbolicDim, axis: int, least: Mapping[str, int]) -> Dim:
+    """The size of an axis of an input, as it is declared."""
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
     name = dim.value
+    if name is not None and name.isdecimal() and name != str(axis) and int(name) >= SMALLEST_NUMERAL:
+        return Dim(int(name))
     if not name or not any(map(str.isalpha, name)):
         return Dim.fresh()
     size = named(name)

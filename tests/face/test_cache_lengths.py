@@ -114,6 +114,23 @@ def test_made_inputs_agree(name: str) -> None:
     assert all(np.isfinite(result).all() for result in run(model, feeds))
 
 
+@pytest.mark.parametrize("name", ["past_key", "input.cache.layers.0.keys"])
+def test_a_mask_covers_the_cache_and_the_new_tokens(name: str) -> None:
+    """The exporter names its length in a way that says nothing. The rows of a mask are looked up by the number of a
+    key, so that a mask without the new tokens fails."""
+    nodes = [helper.make_node("Identity", [each], [f"{each}.out"]) for each in ("ids", "mask", name)]
+    shapes: dict[str, Dims] = {"ids": ["B", 1], "mask": ["B2", "M"], name: ["B", "2", "P", "8"]}
+    inputs = [
+        helper.make_tensor_value_info(each, TensorProto.FLOAT if each == name else TensorProto.INT64, shape)
+        for each, shape in shapes.items()
+    ]
+    outputs = [helper.make_empty_tensor_value_info(f"{each}.out") for each in shapes]
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs))
+    feeds = random_inputs(model, "m")
+    assert feeds[name].shape == (2, 2, LENGTH, 8)
+    assert feeds["mask"].shape == (2, LENGTH + 1)
+
+
 def test_attention_24_has_lengths() -> None:
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["B", 2, "S", 8]) for name in "qkv"]
     values.append(helper.make_tensor_value_info("lengths", TensorProto.INT64, ["B"]))

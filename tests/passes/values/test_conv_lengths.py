@@ -67,3 +67,24 @@ def test_each_convolution_tells_of_the_divisions_behind_the_next_one() -> None:
     found = Checked(parse("float[B,2,S] x", LENGTH + body, more=MORE), [{"B": 2, "S": size} for size in (20, 21, 40)])
     shape = found.shape()
     assert shape is not None and found.content("behind") == (shape[2],) and found.runs == 2
+
+
+FLOOR = """
+    rows = Shape<start = 2, end = 3>(x) size = Squeeze(rows) sign = Sign(size) up = Equal(sign, One) other = Not(up)
+    left = Mod(size, Four) uneven = Cast<to = 9>(left) both = And(other, uneven) less = Cast<to = 7>(both)
+    q = Div(size, Four) floor = Sub(q, less)
+"""
+"""How torch's exporter divides a size by 4 and rounds it down: Div, less 1 where a number below 0 leaves a rest."""
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_a_size_that_is_rounded_down_by_its_sign(runs: bool) -> None:
+    """A convolution in front of the mask shows that the size is not 0, whose sign is 0."""
+    body = "c = Conv<strides = [4]>(x, z) y = Identity(c)" if runs else "y = Identity(floor)"
+    kernel = f"<float[8,2,4] z = {{{','.join(['0.5'] * 64)}}}, int64 Four = {{4}}, int64 One = {{1}}>"
+    found = Checked(parse("float[B,2,S] x", FLOOR + body, more=kernel), [{"B": 2, "S": size} for size in range(14)])
+    size = (found.shape("x") or ())[2]
+    assert (found.content("floor") == Dim.floordiv(size, 4)) == runs
+    assert found.runs == (10 if runs else 14)
+    if runs:
+        assert (found.shape("c") or ())[2] == Dim.floordiv(size, 4)

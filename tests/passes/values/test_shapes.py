@@ -1094,14 +1094,24 @@ def test_a_pool_that_rounds_up_has_a_known_length_if_no_window_begins_behind_the
     assert (shape[2] == Dim.ceildiv(S, 2)) == known == shape[2].is_known
 
 
-@pytest.mark.parametrize("name", ["-1", "?", "*", "5", "-"])
+def declared(*names: str) -> tuple[Dim, ...]:
+    """The sizes of an input whose axes have these names."""
+    model = ir.from_proto(parse(f"float[{','.join('ABCD'[: len(names)])}] x", "y = Identity(x)"))
+    model.graph.inputs[0].shape = ir.Shape(names)
+    return tuple(analyse(model).shape(model.graph.inputs[0]) or ())
+
+
+@pytest.mark.parametrize("name", ["-1", "?", "*", "1", "0", "+5", "5.0", "-"])
 def test_a_name_without_a_letter_is_none(name: str) -> None:
-    proto = parse("float[B,S] x", "y = Identity(x)")
-    for dim in proto.graph.input[0].type.tensor_type.shape.dim:
-        dim.dim_param = name
-    model = ir.from_proto(proto)
-    one, other = analyse(model).shape(model.graph.inputs[0]) or ()
+    one, other = declared(name, name)
     assert one != other and not one.is_known and not other.is_known
+
+
+def test_a_name_that_is_a_number_is_this_size() -> None:
+    """torch writes it where an axis was asked to be dynamic, and the model works with one size only."""
+    sizes = declared("S", "4", "2", "8")
+    assert sizes[1:] == (Dim(4), sizes[2], Dim(8))
+    assert not sizes[2].is_known, "the number of the axis itself says nothing"
 
 
 def test_a_name_that_looks_like_an_expression_is_another_size() -> None:
