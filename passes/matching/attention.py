@@ -59,6 +59,7 @@ from fa_compiler.passes.matching.sink_gates import gated
 from fa_compiler.passes.matching.sinks import FoundSink, sink_in_total
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.matching.weights import holds_weights
+from fa_compiler.passes.matching.zeroed_rows import zeroed_rows
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 
@@ -102,7 +103,9 @@ def _match_of(paths: AttentionPaths) -> AttentionMatch:
     probabilities = Probabilities.of(paths)
     found_sink = _found_sink(paths, key.kv_seq, probabilities)
     _check_unbounded(paths, found_sink)
-    masking = Masking.of(paths, key, probabilities, found_sink)
+    masking, output = Masking.of(paths, key, probabilities, found_sink), paths.output
+    if found_sink is None and (zeroed := zeroed_rows(paths, probabilities, masking)) is not None:
+        masking, output = zeroed.masking, zeroed.where.outputs[0]
     pv = probabilities.product(paths)
     _check_sums_columns(paths, pv, key.kv_seq)
     _check_values(paths)
@@ -126,7 +129,7 @@ def _match_of(paths: AttentionPaths) -> AttentionMatch:
         scores.scale,
         masking.plan,
         dtype,
-        paths.output,
+        output,
         pv.out,
         sink=None if found_sink is None else found_sink.sink,
         dropout=probabilities.dropout,

@@ -259,7 +259,7 @@ class SelectionGuard(Guard):
         mask, viewer = only_mask(masked.terms), masked.viewer
         if mask is not None and self.condition is not None:
             dims = viewer.alignment(self.condition, masked.seen[self.where.outputs[0]], self.where)
-            if _keeps(self.condition, self.keep, dims, mask, viewer):
+            if keeps_like(self.condition, self.keep, dims, mask, viewer):
                 return RowGuard.SELECTION
         raise Decline(Code.PROBABILITY_TERM, "the probabilities are masked, but not like the scores", self.where)
 
@@ -354,7 +354,7 @@ def product_guard(
             continue
         numbers = viewer.facts.sets.of(factor.value)
         is_choice = numbers is not None and numbers <= {0.0, 1.0}
-        if is_choice and _keeps(factor.value, True, factor.view.dims, mask, viewer):
+        if is_choice and keeps_like(factor.value, True, factor.view.dims, mask, viewer):
             return factor
     return None
 
@@ -366,7 +366,7 @@ def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
     return sole(selects or addends)
 
 
-def _keeps(
+def keeps_like(
     condition: ir.Value,
     keep: bool,
     dims: Arrangement,

@@ -83,13 +83,17 @@ class Masking:
             unbounded=paths.scores.unbounded is not None,
         )
         guarded.check_empty_rows(paths, planner.values)
+        masking = Masking(MaskPlan(), planner, row, guarded.tested, guarded.factors, terms, guard)
+        return replace(masking, plan=masking.plan_with(guard, paths))
+
+    def plan_with(self, guard: RowGuard, paths: AttentionPaths) -> MaskPlan:
+        """The plan of the terms with another guard after the softmax. Raises Decline."""
+        planner, terms = self.planner, self.terms
         plan = plan_with_missed(planner, terms, guard, _stays_bias(paths, planner, terms))
         if paths.gate is not None and plan.nan_rows:
             _check_below_infinity(planner.values, terms)
             plan = replace(plan, nan_rows="")
-        if words := tuple(_assumed(paths, planner, terms)):
-            plan = plan.assuming(*words)
-        return Masking(plan, planner, row, guarded.tested, guarded.factors, terms, guard)
+        return plan.assuming(*_assumed(paths, planner, terms))
 
 
 @dataclass(frozen=True)
