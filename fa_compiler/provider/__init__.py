@@ -21,7 +21,7 @@ from typing import Any
 import onnxruntime as ort
 
 from fa_compiler.errors import FaCompilerError, InputError, one_line
-from fa_compiler.lowering.ort import custom_ops_library
+from fa_compiler.lowering.ort import custom_ops_library, have_custom_ops
 from fa_compiler.passes import Report
 from fa_compiler.provider.matching import Replacement, replacement
 from fa_compiler.provider.plan_file import entry
@@ -144,6 +144,20 @@ def register_provider() -> Sequence[Any]:
             ort.register_execution_provider_library(PROVIDER, path)
             devices = _devices()
     return devices
+
+
+def add_device(options: ort.SessionOptions) -> None:
+    """Add the provider's device to the options of sessions; with the operators, unless they have them already.
+
+    Raises what `register_provider` does, or an error of ONNX Runtime.
+    """
+    devices = register_provider()
+    library = _library(custom_ops_library())
+    library.FaCompilerHaveOperators(have_custom_ops(options))
+    try:
+        options.add_provider_for_devices(devices, {})
+    finally:
+        library.FaCompilerHaveOperators(False)
 
 
 def check_available() -> None:

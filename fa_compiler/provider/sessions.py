@@ -168,7 +168,7 @@ class Sessions:
         if options in self._extended:
             return None
         try:
-            options.add_provider_for_devices(provider.register_provider(), {})
+            provider.add_device(options)
         except Exception as error:  # whatever it is, the session can be made without the provider
             reason = one_line(error)
             if all(made.without != reason for made in self.made):
