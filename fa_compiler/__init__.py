@@ -25,13 +25,13 @@ logged by the logger "fa_compiler".
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from fa_compiler.command_line import interrupts as _interrupts
 
 if _interrupts.is_command():  # before the other imports, which take most of a second
     _interrupts.end_at_once()
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from fa_compiler.op_registry import schemas as _schemas
 from fa_compiler.version import __version__

@@ -495,6 +495,12 @@ def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> N
             )
 
 
+class _UnfusedSession(OwnSession):
+    """The session of a file without our operators. The provider may not change which caches are one buffer."""
+
+    why_unfused = "a DecodingSession runs the file as it is (fuse it with fa-compiler optimize)"
+
+
 def _session(path: Path, name: str, proto: onnx.ModelProto, threads: int, optimise: bool) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.log_severity_level = 4  # errors come as exceptions
@@ -502,9 +508,11 @@ def _session(path: Path, name: str, proto: onnx.ModelProto, threads: int, optimi
     if not optimise:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
+        kind: type[OwnSession] = _UnfusedSession
         if _needs_library(opset.domain for opset in proto.opset_import):
             register_custom_ops(options)
-        return OwnSession(str(path), options, providers=["CPUExecutionProvider"])
+            kind = OwnSession
+        return kind(str(path), options, providers=["CPUExecutionProvider"])
     except LibraryNotBuilt as error:
         raise InputError(f"{name} needs the custom-op library: {one_line(error)}") from None
     except ORT_ERRORS as error:

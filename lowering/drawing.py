@@ -1,12 +1,14 @@
 """Drawings of dataflow graphs as SVG: boxes in rows, every arrow points down.
 
-A box stands one row below the lowest box that it reads, and sources stand right above the first box that reads them. A
-row is ordered by the mean position of its neighbours, which keeps most arrows short. All text stands inside of boxes,
-where no arrow crosses it. The classes of boxes and arrows are names of `STYLE`, which a page may replace by its own.
+A box stands one row below the lowest box that it reads, and sources stand right above the first box that reads them, or
+a little higher where their row would be wide. A row is ordered by the mean position of its neighbours, which keeps most
+arrows short. All text stands inside of boxes, where no arrow crosses it. The classes of boxes and arrows are names of
+`STYLE`, which a page may replace by its own.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -24,10 +26,13 @@ SWEEPS = 3
 LONGEST = 24
 """Arrows over more rows than this are drawn straight: a value that every layer reads would make a gap in every row."""
 
+NARROW, HIGHEST = 2, 2
+"""A row of more boxes than NARROW gives sources to the row above it, if that one has fewer; by HIGHEST rows at most."""
+
 LETTERS = 25
 """What fits into the title of a box."""
 
-SMALL_LETTERS = 32
+SMALL_LETTERS = 30
 """What fits into a line below it."""
 
 STYLE = """
@@ -142,9 +147,7 @@ def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[P
     while not nx.is_directed_acyclic_graph(graph):
         graph.remove_edge(*nx.find_cycle(graph)[-1])
     row = {key: number for number, row in enumerate(nx.topological_generations(graph)) for key in row}
-    for key in keys:
-        if not graph.pred[key] and graph.succ[key]:
-            row[key] = min(row[reader] for reader in graph.succ[key]) - 1
+    _place_sources({key: graph.succ[key] for key in keys if not graph.pred[key] and graph.succ[key]}, row)
     rows: list[list[Place]] = [[] for _ in range(max(row.values(), default=-1) + 1)]
     for key in keys:
         rows[row[key]].append(key)
@@ -159,6 +162,23 @@ def layers(keys: Sequence[str], edges: Sequence[tuple[str, str]]) -> list[list[P
         _sort(rows, linked.pred)
         _sort(rows[::-1], linked.succ)
     return rows
+
+
+def _place_sources(sources: Mapping[str, Iterable[str]], row: dict[str, int]) -> None:
+    """Place sources above the first of their readers, and those of wide rows higher. Where they need rows above the
+    first one, all others go down."""
+    for key, readers in sources.items():
+        row[key] = min(row[reader] for reader in readers) - 1
+    count, first = Counter(row.values()), dict(row)
+    for number in range(max(row.values(), default=-1), -HIGHEST, -1):
+        movable = [key for key in sources if row[key] == number and first[key] - number < HIGHEST]
+        while movable and NARROW < count[number] > count[number - 1]:
+            row[movable.pop()] = number - 1
+            count[number] -= 1
+            count[number - 1] += 1
+    top = min(row.values(), default=0)
+    for key in row:
+        row[key] -= top
 
 
 def _gaps(source: str, target: str, row: Mapping[str, int]) -> list[tuple[str, str, int]]:

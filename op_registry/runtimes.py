@@ -137,6 +137,12 @@ def answer(runtime: Runtime | None, operator: str, feature: Feature, kernel: Ker
     return cell.at(runtime.version, kernel)
 
 
+def first_version(runtime: Runtime, operator: str, feature: Feature, kernel: Kernel = Kernel.WHOLE) -> tuple[int, ...]:
+    """The version from which on the runtime takes a feature; () if it is not known to matter, or none takes it."""
+    cell = RUNTIMES[runtime.name].get(operator, {}).get(feature)
+    return cell.since if cell is not None and cell.at((), kernel) is Answer.YES else ()
+
+
 _TYPES = frozenset((Feature.FLOAT32, Feature.FLOAT16, Feature.BFLOAT16))
 _ALWAYS = _TYPES | {Feature.FLOAT_MASK, Feature.SHARED_MASK, Feature.CAUSAL, Feature.CAUSAL_MASK, Feature.OPEN_SIZES}
 _ALWAYS |= {Feature.WIDE_HEADS}

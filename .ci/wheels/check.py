@@ -16,7 +16,13 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 from elftools.elf.sections import SymbolTableSection
 
-EXPORTED = {"RegisterCustomOps", "CreateEpFactories", "ReleaseEpFactory", "FaCompilerSetMatcher"}
+EXPORTED = {
+    "RegisterCustomOps",
+    "CreateEpFactories",
+    "ReleaseEpFactory",
+    "FaCompilerSetMatcher",
+    "FaCompilerHaveOperators",
+}
 """The entry points of the library."""
 
 LIBRARY = "fa_compiler/lowering/ort/libfa_compiler_ort.so"

@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
 from itertools import pairwise
-from types import FrameType
-from typing import NoReturn
 
 from fa_compiler.command_line.exit_codes import INTERRUPTED
+
+TYPE_CHECKING = False  # as in typing, which takes time to import
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+    from typing import NoReturn
 
 MESSAGE = "interrupted; nothing was written"
 

@@ -13,13 +13,13 @@ import sys
 from fa_compiler.provider.sessions import watch_all
 
 VARIABLE, REPORT = "FA_COMPILER_PROVIDER", "report"
-"""The environment variable, and the value with which a process also tells at its end what was fused."""
+"""The environment variable, and the value with which a process also tells what was fused, session by session."""
 
 KNOWN = ("", "0", "off", "no", "false", "1", "on", "yes", "true", REPORT)
 
 sessions = watch_all()
 _value = os.environ.get(VARIABLE, "").lower()
 if _value == REPORT:
-    sessions.report_at_end()
+    sessions.report()
 if _value not in KNOWN:
     print(f"fa_compiler: {VARIABLE} is {_value!r}, which is taken for 1; use 1 or {REPORT}", file=sys.stderr)

@@ -16,7 +16,7 @@ if (form) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-const READABLE = 0.8;  // of the size in which text is drawn
+const READABLE = 0.7;  // of the size in which text is drawn
 for (const figure of document.querySelectorAll("figure")) {
   const view = figure.querySelector(".view"), drawing = view.querySelector("svg");
   const full = { width: drawing.width.baseVal.value, height: drawing.height.baseVal.value };
@@ -39,7 +39,8 @@ for (const figure of document.querySelectorAll("figure")) {
     view.style.height = `${Math.min(innerHeight * 0.8, tall(scale))}px`;
     const box = focus.getBBox();
     const within = (start, length, room) => Math.min(0, Math.max(room - length * scale, start));
-    x = view.clientWidth / 2 - (box.x + box.width / 2) * scale;
+    const free = view.clientWidth - full.width * scale;
+    x = free > 0 ? free / 2 : within(view.clientWidth / 2 - (box.x + box.width / 2) * scale, full.width, view.clientWidth);
     y = within(view.clientHeight / 2 - (box.y + box.height / 2) * scale, full.height, view.clientHeight);
     move();
   };

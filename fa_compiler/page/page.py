@@ -21,6 +21,7 @@ from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
 from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of
 from fa_compiler.page.provenance import Provenance, Written
+from fa_compiler.page.wording import unbroken, worded
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.report import Missed, first_of, ranges
 from fa_compiler.protos.subgraphs import all_nodes
@@ -142,7 +143,8 @@ def _verified(written: Written | None) -> Iterator[str]:
     if written is None:
         yield "<p class='note'>This shows what <code>optimize</code> would do. No model was written.</p>"
     elif (found := written.compared) is None:
-        yield "<p class='note'>Not verified: the command had no <code>--verify</code>, which compares every output.</p>"
+        told = "Not verified: the command had no `--verify`, which compares every output."
+        yield f"<p class='note'>{worded(told)}</p>"
     else:
         largest = max((output.largest or 0.0 for output in found.outputs), default=0.0)
         yield (
@@ -223,8 +225,8 @@ def _left(report: Report) -> Iterator[str]:
     yield "<section aria-labelledby='left'><h2 id='left'>What was not fused</h2><ul>"
     for (code, reason, hint), blocks in reasons.items():
         where = first_of([escape(block.culprit or block.anchor) for block in blocks])
-        advice = f"<br><strong>Try:</strong> {escape(hint)}" if hint else ""
-        yield f"<li><code>{escape(code)}</code> {escape(reason)} <small>({where})</small>{advice}</li>"
+        advice = f"<br><strong>Try:</strong> {unbroken(hint)}" if hint else ""
+        yield f"<li><code>{escape(code)}</code> {unbroken(reason)} <small>({where})</small>{advice}</li>"
     yield "</ul></section>"
 
 
@@ -246,8 +248,8 @@ def _missed(report: Report) -> Iterator[str]:
 def _better(missed: Missed) -> str:
     """What could be better, why it is not, and what the user can do."""
     where = f" (<code>{escape(missed.culprit)}</code>)" if missed.culprit else ""
-    advice = f" <strong>Try:</strong> {escape(missed.hint)}." if missed.hint else ""
-    reason = f"{escape(missed.code.meaning)}. Here {escape(missed.reason)}{where}."
+    advice = f" <strong>Try:</strong> {unbroken(missed.hint)}." if missed.hint else ""
+    reason = f"{unbroken(missed.code.meaning)}. Here {unbroken(missed.reason)}{where}."
     return f"<strong>{escape(missed.word)}:</strong> {reason}{advice}"
 
 
@@ -276,14 +278,14 @@ def _ways(written: Written) -> Iterator[str]:
     if written.how is None:
         yield f"<p>{name} is run as the original.</p>"
         return
-    yield f"<p>{name}: {escape(written.how.needs)}</p>"
+    yield f"<p>{name}: {worded(written.how.needs)}</p>"
     for way in written.how.ways:
         yield f"<h3>{escape(way.name)}</h3>"
         yield from _code(*way.lines)
 
 
 def _code(*lines: str) -> Iterator[str]:
-    yield f"<pre><code>{escape(chr(10).join(lines))}</code></pre>"
+    yield f"<pre><code>{unbroken(chr(10).join(lines))}</code></pre>"
 
 
 def _controls(kinds: Sequence[Kind]) -> Iterator[str]:
@@ -346,9 +348,9 @@ def _advice(block: Block) -> Iterator[str]:
     """Why a block was not fused, what it misses, and what the user can do."""
     if block.status != "fused":
         meaning = block.code.meaning if block.code else ""
-        yield f"<p>{escape(block.reason or meaning)}</p>"
+        yield f"<p>{unbroken(block.reason or meaning)}</p>"
     if block.hint:
-        yield f"<p><strong>Try:</strong> {escape(block.hint)}</p>"
+        yield f"<p><strong>Try:</strong> {unbroken(block.hint)}</p>"
     for missed in block.missed:
         yield f"<p>Could be better: {_better(missed)}</p>"
 

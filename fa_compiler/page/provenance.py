@@ -13,6 +13,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fa_compiler.page.wording import unbroken
 from fa_compiler.pipeline.how_to_run import HowToRun
 from fa_compiler.version import __version__
 
@@ -40,7 +41,7 @@ class Provenance:
         yield "<section aria-labelledby='made'><h2 id='made'>How this page was made</h2><dl class='facts'>"
         facts = {"program": self.program, "date": self.date, "machine": self.machine}
         yield from (f"<div><dt>{name}</dt><dd>{escape(fact)}</dd></div>" for name, fact in facts.items())
-        yield f"<div><dt>command</dt><dd><code>{escape(self.command)}</code></dd></div></dl></section>"
+        yield f"<div><dt>command</dt><dd><code>{unbroken(self.command)}</code></dd></div></dl></section>"
 
 
 @dataclass(frozen=True)

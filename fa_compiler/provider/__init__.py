@@ -21,7 +21,7 @@ from typing import Any
 import onnxruntime as ort
 
 from fa_compiler.errors import FaCompilerError, InputError, one_line
-from fa_compiler.lowering.ort import custom_ops_library
+from fa_compiler.lowering.ort import custom_ops_library, have_custom_ops
 from fa_compiler.passes import Report
 from fa_compiler.provider.matching import Replacement, replacement
 from fa_compiler.provider.plan_file import entry
@@ -38,17 +38,6 @@ _LOGGER = logging.getLogger("fa_compiler")
 _INFO, _WARNING = 1, 2
 """Severities of ONNX Runtime's log."""
 
-
-@dataclass
-class Activity:
-    """What the provider has done in this process: the reports of the graphs that it saw, and the failures."""
-
-    reports: list[Report] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-
-
-activity: Activity | None = None
-"""Filled while it is not None; `python -m fa_compiler.provider` prints it."""
 
 _TAKE = ctypes.CFUNCTYPE(
     None,
@@ -92,37 +81,44 @@ os.register_at_fork(after_in_child=_locks.renew)
 
 @dataclass
 class Overheard:
-    """What the provider is asked and answers in the sessions that one thread makes.
+    """What the provider answers in the sessions that one thread makes.
 
-    `entries` are the answers as a plan holds them, and `reports` those of the same graphs. `interrupted` says that the
-    user ended the matcher.
+    `reports` are those of the graphs that it saw, and `failures` say why a session runs without fused attention.
+    `interrupted` says that the user ended the matcher. `entries` are the answers as a plan holds them, if
+    `keeps_entries`.
     """
 
-    entries: list[bytes] = field(default_factory=list)
     reports: list[Report] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
+    keeps_entries: bool = False
+    entries: list[bytes] = field(default_factory=list)
 
 
 class _Thread(threading.local):
     """ONNX Runtime asks in the thread that makes the session."""
 
     overheard: Overheard | None = None
-    report: Report | None = None
-    """That of the last graph."""
 
 
 _thread = _Thread()
 
 
 @contextmanager
-def overhear() -> Iterator[Overheard]:
-    """Write down what the provider does in the sessions that this thread makes."""
-    _thread.overheard = Overheard()
+def overhear(entries: bool = False) -> Iterator[Overheard]:
+    """Write down what the provider does in the sessions that this thread makes, and, if wanted, the entries of a plan.
+
+    Whoever listens already hears the reports and failures, too.
+    """
+    before, heard = _thread.overheard, Overheard(keeps_entries=entries)
+    _thread.overheard = heard
     try:
-        yield _thread.overheard
+        yield heard
     finally:
-        _thread.overheard = None
+        _thread.overheard = before
+        if before is not None:
+            before.reports += heard.reports
+            before.failures += heard.failures
 
 
 def register_provider() -> Sequence[Any]:
@@ -140,9 +136,7 @@ def register_provider() -> Sequence[Any]:
         InputError: this ONNX Runtime is older than 1.23.
         LibraryNotBuilt: the library is not installed.
     """
-    if release() < FIRST_RELEASE:
-        first = ".".join(map(str, FIRST_RELEASE))
-        raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
+    check_available()
     with _locks.registration:
         if not (devices := _devices()):
             path = custom_ops_library()
@@ -150,6 +144,28 @@ def register_provider() -> Sequence[Any]:
             ort.register_execution_provider_library(PROVIDER, path)
             devices = _devices()
     return devices
+
+
+def add_device(options: ort.SessionOptions) -> None:
+    """Add the provider's device to the options of sessions; with the operators, unless they have them already.
+
+    Raises what `register_provider` does, or an error of ONNX Runtime.
+    """
+    devices = register_provider()
+    library = _library(custom_ops_library())
+    library.FaCompilerHaveOperators(have_custom_ops(options))
+    try:
+        options.add_provider_for_devices(devices, {})
+    finally:
+        library.FaCompilerHaveOperators(False)
+
+
+def check_available() -> None:
+    """Raise what `register_provider` does, without a change of this process."""
+    if release() < FIRST_RELEASE:
+        first = ".".join(map(str, FIRST_RELEASE))
+        raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
+    custom_ops_library()
 
 
 def release() -> tuple[int, int]:
@@ -185,23 +201,20 @@ _matcher = _MATCHER(_answer)
 
 def _match(graph: bytes, addresses: Sequence[int]) -> tuple[Replacement | None, int, str]:
     """What takes the place of the graph, and a line for the log with its severity. None: the matcher failed."""
+    heard = _thread.overheard or Overheard()
     try:
         with _locks.matching:
             found = replacement(graph, addresses, captures=release() >= FIRST_WITH_CAPTURES)
-        if _thread.overheard is not None:
-            _thread.overheard.entries.append(entry(graph, found))
-            _thread.overheard.reports.append(found.report)
+        if heard.keeps_entries:
+            heard.entries.append(entry(graph, found))
     except FaCompilerError as error:
         return _failed(str(error))
     except BaseException as error:  # also an interrupt: ONNX Runtime cannot pass it on
-        if isinstance(error, KeyboardInterrupt) and _thread.overheard is not None:
-            _thread.overheard.interrupted = True
+        heard.interrupted |= isinstance(error, KeyboardInterrupt)
         return _failed(f"{type(error).__name__}: {one_line(error)}")
-    report = _thread.report = found.report
-    _LOGGER.info("%s", report.summary)
-    if activity is not None:
-        activity.reports.append(report)
-    return found, _INFO, report.summary
+    heard.reports.append(found.report)
+    _LOGGER.info("%s", found.report.summary)
+    return found, _INFO, found.report.summary
 
 
 def _failed(reason: str) -> tuple[None, int, str]:
@@ -210,21 +223,10 @@ def _failed(reason: str) -> tuple[None, int, str]:
 
 
 def _library_failed(reason: bytes) -> None:
-    """The library could not use the answer."""
-    forget_last()
+    """The library could not use the last answer: no session has the fused graph of its report."""
+    if _thread.overheard is not None and _thread.overheard.reports:
+        _thread.overheard.reports.pop()
     _note_failure(reason.decode(errors="replace"))
-
-
-def start_session() -> None:
-    """This thread makes a session, of which there is no report yet."""
-    _thread.report = None
-
-
-def forget_last() -> None:
-    """What the report of the last graph of this thread says is not so: no session uses the fused graph."""
-    if activity is not None and _thread.report in activity.reports:
-        activity.reports.remove(_thread.report)
-    _thread.report = None
 
 
 _failure = _FAILED(_library_failed)
@@ -232,7 +234,5 @@ _failure = _FAILED(_library_failed)
 
 def _note_failure(reason: str) -> None:
     _LOGGER.warning("a session runs without fused attention: %s", reason)
-    if activity is not None:
-        activity.failures.append(reason)
     if _thread.overheard is not None:
         _thread.overheard.failures.append(reason)

@@ -2,12 +2,13 @@
 
     python -m fa_compiler.provider [-m MODULE | SCRIPT] [arguments of the script ...]
 
-The script is not changed and need not know of this package. At its end one line on stderr tells how many attentions
-were fused, and what was declined.
+The script is not changed and need not know of this package. On stderr one line for each session, and one at the end,
+tell how many attentions were fused, and what was declined.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import runpy
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,31 @@ USAGE = "usage: python -m fa_compiler.provider [-m MODULE | SCRIPT] [ARGUMENT ..
 _USAGE_ERROR = 2
 
 
+def _fault(arguments: Sequence[str]) -> str | None:
+    """Why Python cannot run this script or module."""
+    if arguments[0] == "-m":
+        return _fault_of_module(arguments[1])
+    path = Path(arguments[0])
+    if path.is_dir():
+        return None if (path / "__main__.py").is_file() else f"{path}: this folder has no __main__.py to run"
+    return None if path.is_file() else f"{path}: no such file"
+
+
+def _fault_of_module(name: str) -> str | None:
+    if "" in name.split("."):
+        return f"{name!r} is no name of a module"
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            main = importlib.util.find_spec(f"{name}.__main__")
+            return None if main is not None else f"{name}: this package has no __main__ to run"
+    except ModuleNotFoundError as error:  # of a package above it
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        spec = None
+    return None if spec is not None else f"{name}: no such module"
+
+
 def _run(arguments: Sequence[str]) -> None:
     """Run a script or module as Python itself does."""
     if arguments[0] == "-m":
@@ -29,7 +55,8 @@ def _run(arguments: Sequence[str]) -> None:
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
         return
     sys.argv = list(arguments)
-    sys.path[0] = str(Path(arguments[0]).resolve().parent)
+    place = Path(arguments[0]).resolve()
+    sys.path[0] = str(place if place.is_dir() else place.parent)
     runpy.run_path(arguments[0], run_name="__main__")
 
 
@@ -41,15 +68,15 @@ def main(arguments: Sequence[str]) -> int:
     if list(arguments) in ([], ["-m"]):
         print(USAGE, file=sys.stderr)
         return _USAGE_ERROR
-    if arguments[0] != "-m" and not Path(arguments[0]).is_file():
-        print(f"error: {arguments[0]}: no such file", file=sys.stderr)
+    if (fault := _fault(arguments)) is not None:
+        print(f"error: {fault}", file=sys.stderr)
         return _USAGE_ERROR
     try:
-        provider.register_provider()
+        provider.check_available()
     except FaCompilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return _USAGE_ERROR
-    watch_all().report_at_end()
+    watch_all().report()
     _run(arguments)
     return 0
 

@@ -56,7 +56,7 @@ def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: L
     assert loaded.path is not None
     with staging() as stage:
         staged = stage.reserve(place)
-        with provider.overhear() as heard:
+        with provider.overhear(entries=True) as heard:
             _make_session(loaded.path, loaded.name, level)
         if heard.interrupted:
             raise KeyboardInterrupt

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
+import os
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import onnxruntime as ort
@@ -19,6 +22,7 @@ from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.op_registry import DOMAINS
+from fa_compiler.passes import Report
 
 _PLAIN = frozenset(("CPUExecutionProvider", "AzureExecutionProvider", provider.PROVIDER))
 """The providers of a session that runs on the processor. The one of Azure takes only operators of its own. Ours is
@@ -30,15 +34,40 @@ STARTUP = "_fa_compiler_startup"
 _LOGGER = logging.getLogger("fa_compiler")
 
 
-class Sessions:
-    """Adds the provider to the sessions of this process, and counts them."""
+@dataclass
+class Made:
+    """What became of one session: `without` says why it runs without the provider.
 
-    def __init__(self) -> None:
-        self.with_provider = 0
-        self.others: Counter[str] = Counter()
-        """Why sessions were left as they are, and how many."""
-        self._extended: weakref.WeakSet[ort.SessionOptions] = weakref.WeakSet()
-        self._reporting = False
+    Otherwise there is the report of the matcher, or the reason why the matcher or the library failed. There is neither
+    if a plan answered, or if the provider leaves such a graph alone.
+    """
+
+    name: str
+    without: str | None = None
+    report: Report | None = None
+    failure: str | None = None
+
+    def __str__(self) -> str:
+        """The line for the user."""
+        if self.without is None and self.failure is None and self.report is None:
+            return f"{self.name}: the matcher was not asked (a plan answered, or the provider leaves the graph alone)"
+        if self.report is not None and not self.report.blocks:
+            return f"{self.name}: no attention found"
+        fused = [] if self.report is None else [_fused([self.report])]
+        return f"{self.name}: {'; '.join(fused + _others([self]))}"
+
+
+@dataclass
+class Sessions:
+    """Adds the provider to the sessions of this process, and writes down what becomes of them."""
+
+    made: list[Made] = field(default_factory=list)
+    _extended: weakref.WeakSet[ort.SessionOptions] = field(default_factory=weakref.WeakSet)
+    _alive: weakref.WeakKeyDictionary[ort.InferenceSession, tuple[Made, ort.SessionOptions]] = field(
+        default_factory=weakref.WeakKeyDictionary
+    )
+    _reporting: bool = False
+    _is_child: bool = False
 
     def make(
         self,
@@ -57,24 +86,64 @@ class Sessions:
         """
         if isinstance(session, OwnSession):
             make(session, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            if session.why_unfused is not None:
+                self._note(Made(_name(path_or_bytes), session.why_unfused))
             return
         options = ort.SessionOptions() if sess_options is None else sess_options
-        other = self._other(options, providers, kwargs) or self._extend(options)
-        provider.start_session()
-        if other is None:
-            providers = provider_options = None
-            self.with_provider += 1
-        else:
-            self.others[other] += 1
-        arguments = (session, path_or_bytes, options, providers, provider_options)
-        try:
-            make(*arguments, **kwargs)
-        except ORT_ERRORS as error:
-            provider.forget_last()
-            if provider.release() >= provider.FIRST_WITH_OPERATORS or not _lacks_operators(error):
-                raise
-            register_custom_ops(options)
-            make(*arguments, **kwargs)
+
+        def call(providers: Sequence[Any] | None, provider_options: Sequence[Any] | None) -> None:
+            make(session, path_or_bytes, options, providers, provider_options, **kwargs)
+
+        made = Made(_name(path_or_bytes))
+        self._make(made, session, options, self._other(options, providers, kwargs), call, providers, provider_options)
+        self._alive[session] = made, options
+        self._note(made)
+
+    def make_again(
+        self,
+        set_providers: Callable[..., None],
+        session: ort.InferenceSession,
+        providers: Sequence[Any] | None = None,
+        provider_options: Sequence[Any] | None = None,
+    ) -> None:
+        """The method `set_providers` of a session: the same choice as in `make`."""
+        if session not in self._alive:
+            set_providers(session, providers, provider_options)
+            return
+        made, options = self._alive[session]
+        call = functools.partial(set_providers, session)
+        self._make(made, session, options, self._other(options, providers, {}), call, providers, provider_options)
+        self._tell(str(made))
+
+    def _make(
+        self,
+        made: Made,
+        session: ort.InferenceSession,
+        options: ort.SessionOptions,
+        other: str | None,
+        call: Callable[..., None],
+        providers: Sequence[Any] | None,
+        provider_options: Sequence[Any] | None,
+    ) -> None:
+        """Call a method that makes the session, and write down what became of it. The method gets the lists of
+        providers if there is an `other` wish, and else none."""
+        other = other or self._extend(options)
+        arguments = (None, None) if other is None else (providers, provider_options)
+        with provider.overhear() as heard:
+            try:
+                call(*arguments)
+            except ORT_ERRORS as error:
+                if provider.release() >= provider.FIRST_WITH_OPERATORS or not _lacks_operators(error):
+                    raise
+                heard.reports.clear()
+                register_custom_ops(options)
+                call(*arguments)
+        if heard.interrupted:
+            raise KeyboardInterrupt
+        has_provider = provider.PROVIDER in session.get_providers()
+        made.without = None if has_provider else other or "ONNX Runtime made it again without it"
+        made.report = heard.reports[-1] if has_provider and heard.reports else None
+        made.failure = heard.failures[-1] if has_provider and heard.failures and made.report is None else None
 
     def _other(
         self, options: ort.SessionOptions, providers: Sequence[Any] | None, arguments: Mapping[str, Any]
@@ -85,10 +154,9 @@ class Sessions:
             return "it writes its optimised model"
         if arguments.get("disabled_optimizers"):  # which the session inside would not be told
             return "it disables optimizers"
-        if not providers:
-            chosen = getattr(options, "has_providers", bool)()
-            return "the options name a provider" if chosen and options not in self._extended else None
-        names = (each if isinstance(each, str) else each[0] for each in providers)
+        if options not in self._extended and getattr(options, "has_providers", bool)():
+            return "the options name a provider"
+        names = (each if isinstance(each, str) else each[0] for each in providers or ())
         others = [name for name in names if name not in _PLAIN and name in ort.get_available_providers()]
         return f"it names {others[0]}" if others else None  # ONNX Runtime leaves out what it does not have
 
@@ -100,49 +168,96 @@ class Sessions:
         if options in self._extended:
             return None
         try:
-            options.add_provider_for_devices(provider.register_provider(), {})
+            provider.add_device(options)
         except Exception as error:  # whatever it is, the session can be made without the provider
             reason = one_line(error)
-            if reason not in self.others:
+            if all(made.without != reason for made in self.made):
                 _LOGGER.warning("sessions run without fused attention: %s", reason)
             return reason
         self._extended.add(options)
         return None
 
-    def report_at_end(self) -> None:
-        """When the process ends, print the summary on stderr."""
+    def report(self) -> None:
+        """From now on, tell of each session on stderr when it is made, and of all of them when the process ends.
+
+        A process that a signal ends, or a worker of a pool, never comes to its end.
+        """
         if self._reporting:
             return
         self._reporting = True
-        activity = provider.activity = provider.Activity()
-        atexit.register(lambda: print(self.summary(activity), file=sys.stderr))
+        atexit.register(self._end)
 
-    def summary(self, activity: provider.Activity) -> str:
-        """The line for the user."""
-        fused = sum(report.count("fused") for report in activity.reports)
-        total = fused + sum(report.count("declined") for report in activity.reports)
-        parts = [f"{_count(self.with_provider, 'session')}, {fused} of {_count(total, 'attention')} fused"]
-        reasons = Counter(
-            block.code.value
-            for report in activity.reports
-            for block in report.blocks
-            if block.status == "declined" and block.code is not None
-        )
-        if reasons:
-            parts.append(f"declined: {', '.join(_listed(reasons))}")
-        if activity.failures:
-            parts.append(f"not fused: {', '.join(_listed(Counter(activity.failures)))}")
-        if self.others:
-            parts.append(f"without the provider: {', '.join(_listed(self.others))}")
-        return f"fa_compiler: {'; '.join(parts)}"
+    def fork(self) -> None:
+        """The process is a child, which has made no sessions yet."""
+        self.made.clear()
+        self._is_child = True
+
+    def _end(self) -> None:
+        if self.made or not self._is_child:
+            self._tell(self.summary)
+
+    def _note(self, made: Made) -> None:
+        self.made.append(made)
+        self._tell(str(made))
+
+    def _tell(self, line: str) -> None:
+        """Print a line on stderr, if somebody wants the report and stderr is open."""
+        if self._reporting:
+            with contextlib.suppress(AttributeError, OSError, ValueError):
+                sys.stderr.write(f"fa_compiler: {line}\n")
+                sys.stderr.flush()
+
+    @property
+    def with_provider(self) -> int:
+        """The number of sessions that have the provider."""
+        return sum(made.without is None for made in self.made)
+
+    @property
+    def summary(self) -> str:
+        """The line for the user about all sessions."""
+        reports = [made.report for made in self.made if made.report is not None]
+        return "; ".join([f"{_count(self.with_provider, 'session')}, {_fused(reports)}", *_others(self.made)])
+
+
+def _name(path_or_bytes: Any) -> str:
+    """What a session is called in a line."""
+    return os.fsdecode(path_or_bytes) if isinstance(path_or_bytes, str | os.PathLike) else "a model in memory"
+
+
+def _fused(reports: Iterable[Report]) -> str:
+    """How many attentions were fused, and how many were so already."""
+    counts = Counter(block.status for report in reports for block in report.blocks if block.kind != "backward")
+    already, total = counts["already_fused"], counts["fused"] + counts["declined"]
+    words = [f"{counts['fused']} of {_count(total, 'attention')} fused"] if total or not already else []
+    return ", ".join(words + ([f"{_count(already, 'attention')} fused already"] if already else []))
+
+
+def _others(sessions: Iterable[Made]) -> list[str]:
+    """What was not fused in these sessions, and why."""
+    sessions = list(sessions)
+    blocks = (block for made in sessions if made.report is not None for block in made.report.blocks)
+    reasons = {
+        "declined": [block.code.value for block in blocks if block.status == "declined" and block.code is not None],
+        "not fused": [made.failure for made in sessions if made.failure is not None],
+        "without the provider": [made.without for made in sessions if made.without is not None],
+    }
+    return [f"{what}: {', '.join(_listed(Counter(why)))}" for what, why in reasons.items() if why]
 
 
 @functools.cache
 def watch_all() -> Sessions:
     """From now on, every new session of this process has the provider. A second call changes nothing."""
     sessions = Sessions()
+    os.register_at_fork(after_in_child=sessions.fork)
     if not getattr(sys.modules.get(STARTUP), "watching", False):
         _watch(sessions)
+    set_providers = ort.InferenceSession.set_providers
+
+    @functools.wraps(set_providers)
+    def set_providers_again(session: ort.InferenceSession, *arguments: Any, **kwargs: Any) -> None:
+        sessions.make_again(set_providers, session, *arguments, **kwargs)
+
+    ort.InferenceSession.set_providers = set_providers_again
     return sessions
 
 

@@ -3,8 +3,9 @@
 from fa_compiler.lowering.ort.library import (
     LibraryNotBuilt,
     custom_ops_library,
+    have_custom_ops,
     library_path,
     register_custom_ops,
 )
 
-__all__ = ["LibraryNotBuilt", "custom_ops_library", "library_path", "register_custom_ops"]
+__all__ = ["LibraryNotBuilt", "custom_ops_library", "have_custom_ops", "library_path", "register_custom_ops"]

@@ -68,6 +68,11 @@ def register_custom_ops(session_options: ort.SessionOptions) -> None:
     _registered.add(session_options)
 
 
+def have_custom_ops(session_options: ort.SessionOptions) -> bool:
+    """Whether `register_custom_ops` has registered the operators with these options."""
+    return session_options in _registered
+
+
 def _recorded() -> Path | None:
     """The library of the installed distribution, if this module was imported from the checkout instead."""
     try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import onnxruntime as ort
 
 
@@ -11,3 +13,6 @@ class OwnSession(ort.InferenceSession):  # type: ignore[misc]  # onnxruntime is 
     Where all sessions of a process get the execution provider (`fa_compiler.everywhere`), this one does not: what is
     compared or measured would not be the model itself.
     """
+
+    why_unfused: ClassVar[str | None] = None
+    """What the report of all sessions says of a session that a user asked for; it does not tell of the others."""

@@ -33,7 +33,7 @@ what it was; a scale that is not positive, because kernels take its square root.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -53,6 +53,7 @@ from fa_compiler.op_registry.runtimes import (
     Kernel,
     Runtime,
     answer,
+    first_version,
     has_operator,
 )
 from fa_compiler.passes.answer.decline import Decline, attempt, label
@@ -275,10 +276,29 @@ def _refusal(needs: Needs) -> Decline | None:
     """The decline for the first need of an attention that the operator does not serve; None where it serves all."""
     match, operator, options = needs.match, needs.operator, needs.options
     kernel = kernel_for(match, operator, needs.past, options)
-    for feature in needs.features():
-        if (reason := why_not_taken(feature, operator, options, kernel)) is not None:
-            return _refused(reason, operator, feature, match, options)
-    return None
+    whys = ((feature, why_not_taken(feature, operator, options, kernel)) for feature in needs.features())
+    reasons = {feature: reason for feature, reason in whys if reason is not None}
+    if not reasons:
+        return None
+    feature, reason = next(iter(reasons.items()))
+    refused = _refused(reason, operator, feature, match, options)
+    newer = _newer(needs, reasons, kernel)
+    return refused if newer is None else Decline(Code.RUNTIME, reason, match.node, newer)
+
+
+def _newer(needs: Needs, refused: Iterable[Feature], kernel: Kernel) -> str | None:
+    """The option for the first version of the user's runtime that serves all needs; None where there is none."""
+    runtime = needs.options.runtime
+    if runtime is None or not runtime.version:
+        return None
+    versions = [first_version(runtime, needs.operator, feature, kernel) for feature in refused]
+    newest = Runtime(runtime.name, max(versions))
+    if not all(versions) or newest.version <= runtime.version:
+        return None
+    if _refusal(replace(needs, options=replace(needs.options, runtime=newest))) is not None:
+        return None
+    number = ".".join(map(str, newest.version))
+    return f"{runtime.name} takes it from {number} on: --runtime {runtime.name}={number}"
 
 
 def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:

@@ -11,12 +11,15 @@ import pytest
 from tests.startup import as_installed, beside_the_package
 
 from .builders import attention, saved
+from .test_in_place import decoder
 
 MAKE = """
 session = ort.InferenceSession("attention.onnx")
 print(session.get_providers()[0])
 """
 FUSED, PLAIN = "FaCompilerExecutionProvider", "CPUExecutionProvider"
+ONE = "fa_compiler: attention.onnx: 1 of 1 attention fused\n"
+"""What a session reports when it is made."""
 
 
 @pytest.fixture
@@ -55,7 +58,7 @@ def test_one_import(imports: str, value: str, folder: Path) -> None:
 def test_the_variable(value: str, provider: str, folder: Path) -> None:
     """Programs may ask first whether onnxruntime is there, and import this package before it."""
     first = "import importlib.util\nassert importlib.util.find_spec('onnxruntime')\nimport fa_compiler.ops"
-    told = "fa_compiler: 1 session, 1 of 1 attention fused\n" if value == "report" else ""
+    told = ONE + "fa_compiler: 1 session, 1 of 1 attention fused\n" if value == "report" else ""
     assert run(f"{first}\nimport onnxruntime as ort{MAKE}", folder, FA_COMPILER_PROVIDER=value) == ([provider], told)
 
 
@@ -121,9 +124,9 @@ import fa_compiler.everywhere
 fa_compiler.optimize("attention.onnx", "fused.onnx")
 print(fa_compiler.verify("attention.onnx", "fused.onnx").same)
 fa_compiler.InferenceSession("attention.onnx", enable_fallback=False)
-print(fa_compiler.everywhere.sessions.with_provider, dict(fa_compiler.everywhere.sessions.others))
+print(fa_compiler.everywhere.sessions.made)
 """
-    assert run(program, folder, FA_COMPILER_PROVIDER="1") == (["True", "0 {}"], "")
+    assert run(program, folder, FA_COMPILER_PROVIDER="1") == (["True", "[]"], "")
 
 
 def test_a_session_that_names_another_provider(folder: Path) -> None:
@@ -136,7 +139,163 @@ print(ort.InferenceSession("attention.onnx", options).get_providers()[0])
 """
     lines, told = run(program, folder, FA_COMPILER_PROVIDER="report")
     assert lines == [PLAIN]
-    assert told.endswith("0 sessions, 0 of 0 attentions fused; without the provider: it writes its optimised model\n")
+    assert told.splitlines()[-2:] == [
+        "fa_compiler: attention.onnx: without the provider: it writes its optimised model",
+        "fa_compiler: 0 sessions, 0 of 0 attentions fused; without the provider: it writes its optimised model",
+    ]
+
+
+ENDS = {
+    "os._exit": "serve(None); sys.stdout.flush(); os._exit(0)",
+    "a signal": """
+if (child := os.fork()) == 0:
+    serve(None)
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGTERM)
+assert os.waitpid(child, 0)[1] == signal.SIGTERM
+os._exit(0)
+""",
+    "a worker that is forked": """
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    pool.map(serve, [None])
+os._exit(0)
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_process_that_does_not_end_normally_reports(end: str, folder: Path) -> None:
+    """Each session is told when it is made."""
+    program = f"""
+import multiprocessing, os, signal, sys
+import onnxruntime as ort
+def serve(_):
+    print(ort.InferenceSession("attention.onnx").get_providers()[0])
+    sys.stdout.flush()
+{ENDS[end]}
+"""
+    assert run(program, folder, FA_COMPILER_PROVIDER="report") == ([FUSED], ONE)
+
+
+def test_a_child_reports_its_own_sessions(folder: Path) -> None:
+    """One child has made a session, the other none. They end as a normal process does, but for the destructors of ONNX
+    Runtime, which wait for threads that a child does not have."""
+    program = f"""
+import atexit, os, sys
+import onnxruntime as ort
+{MAKE}
+for sessions in (1, 0):
+    sys.stdout.flush()
+    if (child := os.fork()) == 0:
+        for _ in range(sessions):
+            ort.InferenceSession("attention.onnx")
+        atexit._run_exitfuncs()
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    summary = "fa_compiler: 1 session, 1 of 1 attention fused\n"
+    assert run(program, folder, FA_COMPILER_PROVIDER="report") == ([FUSED], ONE + ONE + summary + summary)
+
+
+COUNTED = {
+    "the script adds the device": (
+        "options.add_provider_for_devices(fa_compiler.register_provider(), {}); make()",
+        ["attention.onnx: 1 of 1 attention fused", "1 session, 1 of 1 attention fused"],
+    ),
+    "the script adds it and names others": (
+        "options.add_provider_for_devices(fa_compiler.register_provider(), {})\n"
+        "make(providers=['CPUExecutionProvider'])",
+        [
+            "attention.onnx: without the provider: the options name a provider",
+            "0 sessions, 0 of 0 attentions fused; without the provider: the options name a provider",
+        ],
+    ),
+    "a model that does not load": (
+        "try: ort.InferenceSession('none.onnx')\nexcept Exception: make()",
+        ["attention.onnx: 1 of 1 attention fused", "1 session, 1 of 1 attention fused"],
+    ),
+    "other providers afterwards": (
+        "session = make(); session.set_providers(['CPUExecutionProvider']); print(session.get_providers()[0])",
+        ["attention.onnx: 1 of 1 attention fused"] * 2 + ["1 session, 1 of 1 attention fused"],
+    ),
+    "a fused file in memory": (
+        "fa_compiler.optimize('attention.onnx', 'fused.onnx'); make(open('fused.onnx', 'rb').read())",
+        ["a model in memory: 1 attention fused already", "1 session, 1 attention fused already"],
+    ),
+    "options with the operators": (
+        "fa_compiler.optimize('attention.onnx', 'fused.onnx'); options.log_severity_level = 2\n"
+        "fa_compiler.register_custom_ops(options); make('fused.onnx'); make()\n"
+        "other = ort.SessionOptions(); fa_compiler.register_custom_ops(other)\n"
+        "ort.InferenceSession('fused.onnx', other)",
+        [
+            "fused.onnx: 1 attention fused already",
+            "attention.onnx: 1 of 1 attention fused",
+            "fused.onnx: 1 attention fused already",
+            "3 sessions, 1 of 1 attention fused, 2 attentions fused already",
+        ],
+    ),
+    "a plan": (
+        "fa_compiler.plan('attention.onnx', 'attention.plan')\n"
+        "options.add_session_config_entry('ep.facompilerexecutionprovider.plan', 'attention.plan'); make()",
+        [
+            "attention.onnx: the matcher was not asked (a plan answered, or the provider leaves the graph alone)",
+            "1 session, 0 of 0 attentions fused",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", COUNTED)
+def test_what_is_counted(case: str, folder: Path) -> None:
+    program, told = COUNTED[case]
+    before = """
+import sys
+import onnxruntime as ort
+import fa_compiler
+options = ort.SessionOptions()
+options.log_severity_level = 3
+def make(path="attention.onnx", **words):
+    return ort.InferenceSession(path, options, **words)
+"""
+    lines, errors = run(before + program, folder, FA_COMPILER_PROVIDER="report")
+    if case == "a model that does not load" or case == "the script adds it and names others":
+        errors = "".join(line for line in errors.splitlines(keepends=True) if line.startswith("fa_compiler: "))
+    assert errors.splitlines() == [f"fa_compiler: {line}" for line in told]
+    assert lines in ([], [FUSED])
+
+
+def test_a_decoding_session_says_that_its_file_is_not_fused(folder: Path) -> None:
+    """The file is run as it is: the provider does not know which of its caches are one buffer."""
+    saved(decoder(), folder / "decoder.onnx")
+    program = """
+import fa_compiler, fa_compiler.everywhere
+fa_compiler.DecodingSession("decoder.onnx")
+fa_compiler.optimize("decoder.onnx", "fused.onnx")
+fa_compiler.DecodingSession("fused.onnx")
+"""
+    why = "without the provider: a DecodingSession runs the file as it is (fuse it with fa-compiler optimize)"
+    lines = [f"fa_compiler: decoder.onnx: {why}", f"fa_compiler: 0 sessions, 0 of 0 attentions fused; {why}"]
+    assert run(program, folder, FA_COMPILER_PROVIDER="report")[1].splitlines() == lines
+
+
+@pytest.mark.parametrize("stderr", ["None", "open(os.devnull)"])
+def test_a_program_whose_stderr_cannot_be_written(stderr: str, folder: Path) -> None:
+    program = f"import os, sys\nsys.stderr = {stderr}\nimport onnxruntime as ort{MAKE}"
+    assert run(program, folder, FA_COMPILER_PROVIDER="report") == ([FUSED], "")
+
+
+def test_an_interrupt_in_the_matcher_ends_the_program(folder: Path) -> None:
+    program = """
+import os, signal
+import onnxruntime as ort
+import fa_compiler.everywhere, fa_compiler.provider as provider
+provider.replacement = lambda *arguments, **words: os.kill(os.getpid(), signal.SIGINT)
+try:
+    ort.InferenceSession("attention.onnx")
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    assert run(program, folder)[0] == ["interrupted"]
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from fa_compiler.page.drawn import Drawn
 from fa_compiler.page.gain import gain_line, in_units
 from fa_compiler.page.page import page
 from fa_compiler.page.provenance import gain_beside, page_beside
+from fa_compiler.page.wording import unbroken, worded
 
 from .builders import attention, plain, projected, saved
 
@@ -354,6 +355,25 @@ def test_a_large_drawing_opens_at_the_softmax(tmp_path: Path) -> None:
     """On a small screen: the whole would be too small to be read."""
     written(onnx.load(EXAMPLES / "bert.onnx"), tmp_path)
     shown = in_browser(tmp_path / "page.html", "390,800")
-    ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.8\)", shown)[:1]
+    ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.7\)", shown)[:1]
     assert float(left) < 0
     assert float(top) < -100
+
+
+def test_an_input_of_a_wide_row_stands_higher() -> None:
+    """So a drawing of an operator with many inputs is two boxes wide; an input moves by two rows at most."""
+    inputs = ["query", "key", "value", "mask"]
+    assert [len(row) for row in layers([*inputs, "op"], [(name, "op") for name in inputs])] == [2, 4, 1]
+    assert boxes_by_row(inputs) == [2, 2, 1]
+    assert boxes_by_row([*inputs, *"abcde"]) == [3, 2, 4, 1]
+
+
+def boxes_by_row(inputs: list[str]) -> list[int]:
+    rows = layers([*inputs, "op"], [(name, "op") for name in inputs])
+    return [sum(isinstance(place, str) for place in row) for row in rows]
+
+
+def test_no_line_break_divides_an_option() -> None:
+    assert unbroken("try --in-place-caches <x>") == "try <span class='option'>--in-place-caches</span> &lt;x&gt;"
+    assert unbroken("a--b `c`") == "a--b `c`"
+    assert worded("run `fa-compiler docs`") == "run <code>fa-compiler docs</code>"

@@ -247,20 +247,17 @@ def masked(rows: int = 17, weight: float = 1.0) -> onnx.ModelProto:
     return model
 
 
-def run_with(model: onnx.ModelProto, plan: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[np.ndarray, bool]:
+def run_with(model: onnx.ModelProto, plan: Path) -> tuple[np.ndarray, bool]:
     """The output of a session with this plan, and whether the matcher was asked."""
-    activity = provider.Activity()
-    monkeypatch.setattr(provider, "activity", activity)
     options = ort.SessionOptions()
     options.log_severity_level = WARNINGS
     options.add_provider_for_devices(fa_compiler.register_provider(), {"plan": str(plan)})
-    session = ort.InferenceSession(model.SerializeToString(), options)
-    return session.run(None, feeds(17))[0], bool(activity.reports)
+    with provider.overhear() as heard:
+        session = ort.InferenceSession(model.SerializeToString(), options)
+    return session.run(None, feeds(17))[0], bool(heard.reports)
 
 
-def test_the_weights_of_a_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_weights_of_a_plan(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A plan holds for other values of a weight that the matcher has not read, and for no others of one that it has."""
     plan = tmp_path / "model.plan"
     report = fa_compiler.plan(saved(masked(), tmp_path / "model.onnx"), plan)
@@ -272,18 +269,18 @@ def test_the_weights_of_a_plan(
     changed.graph.initializer[1].CopyFrom(numpy_helper.from_array(flat, "mask"))
     for model, asked in ((masked(), False), (trained, False), (changed, True)):
         expected = ort.InferenceSession(model.SerializeToString()).run(None, feeds(17))[0]
-        result, was_asked = run_with(model, plan, monkeypatch)
+        result, was_asked = run_with(model, plan)
         assert was_asked == asked
         assert ("it was made for other values of the weight 'mask'" in capfd.readouterr().err) == asked
         assert np.max(np.abs(result - expected)) <= TOLERANCE * np.max(np.abs(expected))
 
 
-def test_functions_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_of_the_model(tmp_path: Path) -> None:
     """ONNX Runtime shows the graph before it writes them out, and afterwards: the plan has both."""
     model = in_a_function()
     plan = tmp_path / "model.plan"
     assert fa_compiler.plan(saved(model, tmp_path / "model.onnx"), plan).count("fused") == 1
-    assert not run_with(model, plan, monkeypatch)[1]
+    assert not run_with(model, plan)[1]
 
 
 def test_one_graph_has_one_key(tmp_path: Path) -> None:
@@ -313,19 +310,16 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert plan.read_bytes().startswith(MAGIC)
 
 
-def test_a_model_without_attention(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_without_attention(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The plan says that nothing is fused, so a session with it warns of nothing."""
     model, plan = saved(plain(), tmp_path / "model.onnx"), tmp_path / "model.plan"
     assert main(["plan", str(model), "-o", str(plan), "--strict"]) == 1
     assert capsys.readouterr().err == "fa-compiler: error: --strict: no attention was fused\n"
-    activity = provider.Activity()
-    monkeypatch.setattr(provider, "activity", activity)
     options = ort.SessionOptions()
     options.add_provider_for_devices(fa_compiler.register_provider(), {"plan": str(plan)})
-    ort.InferenceSession(str(model), options)
-    assert activity.reports == []
+    with provider.overhear() as heard:
+        ort.InferenceSession(str(model), options)
+    assert heard.reports == []
 
 
 @pytest.mark.parametrize(

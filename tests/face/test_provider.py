@@ -19,7 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler import provider
-from fa_compiler.provider.__main__ import main
+from fa_compiler.provider.__main__ import USAGE, main
 from fa_compiler.provider.matching import Replacement, replacement
 from tests.built_library import choose_library
 
@@ -36,11 +36,10 @@ TOLERANCE = 1e-5  # float32, relative to the largest value: the order of the add
 
 
 @pytest.fixture(autouse=True)
-def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[provider.Activity]:
+def seen() -> Iterator[provider.Overheard]:
     """What the provider does in the test."""
-    activity = provider.Activity()
-    monkeypatch.setattr(provider, "activity", activity)
-    yield activity
+    with provider.overhear() as heard:
+        yield heard
 
 
 def with_provider(**settings: object) -> ort.SessionOptions:
@@ -69,9 +68,9 @@ def agree(
         assert np.max(np.abs(left - right), initial=0) <= TOLERANCE * np.max(np.abs(left), initial=0)
 
 
-def fused(activity: provider.Activity) -> list[int]:
+def fused(heard: provider.Overheard) -> list[int]:
     """The numbers of fused attentions of the graphs that the provider saw."""
-    return [report.count("fused") for report in activity.reports]
+    return [report.count("fused") for report in heard.reports]
 
 
 def added(model: onnx.ModelProto, node: onnx.NodeProto, kind: int, inputs: dict[str, list[str | int]]) -> None:
@@ -82,7 +81,7 @@ def added(model: onnx.ModelProto, node: onnx.NodeProto, kind: int, inputs: dict[
 
 
 @pytest.mark.parametrize("level", ["ORT_DISABLE_ALL", "ORT_ENABLE_ALL"])
-def test_a_session_fuses(seen: provider.Activity, level: str) -> None:
+def test_a_session_fuses(seen: provider.Overheard, level: str) -> None:
     session = session_of(attention(), graph_optimization_level=getattr(ort.GraphOptimizationLevel, level))
     assert session.get_providers() == [provider.PROVIDER, "CPUExecutionProvider"]
     assert fused(seen) == [1]  # the session inside is not matched again
@@ -91,7 +90,7 @@ def test_a_session_fuses(seen: provider.Activity, level: str) -> None:
 
 
 @pytest.mark.skipif(RELEASE < (1, 25), reason="this ONNX Runtime does not take plugins in a list of providers")
-def test_a_list_of_providers(seen: provider.Activity) -> None:
+def test_a_list_of_providers(seen: provider.Overheard) -> None:
     fa_compiler.register_provider()
     session = ort.InferenceSession(
         attention().SerializeToString(), providers=[provider.PROVIDER, "CPUExecutionProvider"]
@@ -101,7 +100,7 @@ def test_a_list_of_providers(seen: provider.Activity) -> None:
 
 
 @pytest.mark.skipif(RELEASE < (1, 25), reason="this ONNX Runtime does not take plugins in a list of providers")
-def test_another_provider_comes_first(seen: provider.Activity, capfd: pytest.CaptureFixture[str]) -> None:
+def test_another_provider_comes_first(seen: provider.Overheard, capfd: pytest.CaptureFixture[str]) -> None:
     fa_compiler.register_provider()
     ort.set_default_logger_severity(WARNINGS)
     session = ort.InferenceSession(
@@ -112,14 +111,14 @@ def test_another_provider_comes_first(seen: provider.Activity, capfd: pytest.Cap
     agree(session, attention())
 
 
-def test_nothing_to_fuse(seen: provider.Activity) -> None:
+def test_nothing_to_fuse(seen: provider.Overheard) -> None:
     session = session_of(plain())
     assert fused(seen) == [0]
     agree(session, plain(), {"x": np.ones((3, 4), np.float32)})
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_weights(seen: provider.Activity, external: bool, tmp_path: Path) -> None:
+def test_weights(seen: provider.Overheard, external: bool, tmp_path: Path) -> None:
     """A large weight is not copied into the model that the matcher sees; two nodes share it."""
     model = attention()
     weight = np.random.default_rng(0).standard_normal((32 * SIZE, SIZE)).astype(np.float32)[:SIZE]
@@ -136,7 +135,7 @@ def test_weights(seen: provider.Activity, external: bool, tmp_path: Path) -> Non
     agree(session, path)
 
 
-def test_outputs_whose_sizes_are_not_known(seen: provider.Activity) -> None:
+def test_outputs_whose_sizes_are_not_known(seen: provider.Overheard) -> None:
     model = attention()
     added(model, helper.make_node("NonZero", ["flags"], ["places"]), TensorProto.INT64, {"flags": ["n"]})
     session = session_of(model)
@@ -145,7 +144,7 @@ def test_outputs_whose_sizes_are_not_known(seen: provider.Activity) -> None:
         agree(session, model, {**feeds(), "flags": np.array(flags)})
 
 
-def test_one_name_for_two_sizes(seen: provider.Activity) -> None:
+def test_one_name_for_two_sizes(seen: provider.Overheard) -> None:
     """ONNX Runtime does not mind; the sizes of the outputs then cannot be told by the names."""
     model = attention()
     for name in ("left", "right"):
@@ -157,7 +156,7 @@ def test_one_name_for_two_sizes(seen: provider.Activity) -> None:
     agree(session, model, {**feeds(), **ones, "left": np.ones(3, np.float32)})
 
 
-def test_an_unused_input_and_one_that_can_be_left_out(seen: provider.Activity) -> None:
+def test_an_unused_input_and_one_that_can_be_left_out(seen: provider.Overheard) -> None:
     model = attention()
     added(model, helper.make_node("Neg", ["factor"], ["negative"]), TensorProto.FLOAT, {"factor": [2]})
     model.graph.initializer.append(numpy_helper.from_array(np.array([1, 2], np.float32), "factor"))
@@ -170,7 +169,7 @@ def test_an_unused_input_and_one_that_can_be_left_out(seen: provider.Activity) -
 
 
 @pytest.mark.parametrize("read_here", [False, True])
-def test_branches(seen: provider.Activity, read_here: bool) -> None:
+def test_branches(seen: provider.Overheard, read_here: bool) -> None:
     """Branches read an input of the graph. Older releases forget it if no node of the main graph reads it, too."""
     model = attention()
     value = helper.make_tensor_value_info("chosen", TensorProto.FLOAT, ["n"])
@@ -192,7 +191,7 @@ def test_branches(seen: provider.Activity, read_here: bool) -> None:
 
 
 @pytest.mark.skipif(RELEASE < provider.FIRST_WITH_CAPTURES, reason="only the branches read the inputs")
-def test_attention_in_a_branch(seen: provider.Activity) -> None:
+def test_attention_in_a_branch(seen: provider.Overheard) -> None:
     inner, other = attention().graph, helper.make_node("Identity", ["value"], ["out"])
     outputs = list(inner.output)
     then = helper.make_graph(list(inner.node), "then", [], outputs, list(inner.initializer))
@@ -208,7 +207,7 @@ def test_attention_in_a_branch(seen: provider.Activity) -> None:
         agree(session, model, {**feeds(), "flag": np.array(flag_value)})
 
 
-def test_functions_of_the_model(seen: provider.Activity) -> None:
+def test_functions_of_the_model(seen: provider.Overheard) -> None:
     """ONNX Runtime writes them out, and asks again."""
     model = in_a_function()
     session = session_of(model)
@@ -216,7 +215,7 @@ def test_functions_of_the_model(seen: provider.Activity) -> None:
     agree(session, model)
 
 
-def test_a_fused_file(seen: provider.Activity) -> None:
+def test_a_fused_file(seen: provider.Overheard) -> None:
     model = fa_compiler.optimize(attention(), bodies=False).model
     if RELEASE < (1, 24):
         with pytest.raises(Exception, match="FlashAttention.* is not a registered function/op"):
@@ -370,7 +369,7 @@ def read_in_a_branch() -> onnx.ModelProto:
     ],
 )
 def test_values_that_are_not_tensors_of_numbers(
-    seen: provider.Activity, make: Callable[[], onnx.ModelProto], more: dict[str, Any]
+    seen: provider.Overheard, make: Callable[[], onnx.ModelProto], more: dict[str, Any]
 ) -> None:
     """A claimed node cannot give them, so what makes them, and what reads of it, is left to the runtime."""
     model = make()
@@ -381,7 +380,7 @@ def test_values_that_are_not_tensors_of_numbers(
     assert all(map(the_same, expected, session.run(None, inputs)))
 
 
-def test_an_attribute_that_is_a_type(seen: provider.Activity) -> None:
+def test_an_attribute_that_is_a_type(seen: provider.Overheard) -> None:
     """A provider cannot read it."""
     model = optional_output()
     model.graph.node[-1].ClearField("input")
@@ -395,7 +394,7 @@ def test_an_attribute_that_is_a_type(seen: provider.Activity) -> None:
     assert not session.run(["is_there"], feeds())[0]
 
 
-def test_attention_behind_a_list(seen: provider.Activity) -> None:
+def test_attention_behind_a_list(seen: provider.Overheard) -> None:
     """The graph is taken up to the nodes that make a list. An attention behind them is the runtime's."""
     model = sequence_output()
     model.graph.node[-1].input[0] = "value"
@@ -449,7 +448,7 @@ LEVELS = [ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel
 
 @pytest.mark.parametrize("in_a_branch", [False, True])
 @pytest.mark.parametrize("level", [*LEVELS, ort.GraphOptimizationLevel.ORT_ENABLE_ALL])
-def test_a_scalar_in_a_loop(seen: provider.Activity, in_a_branch: bool, level: ort.GraphOptimizationLevel) -> None:
+def test_a_scalar_in_a_loop(seen: provider.Overheard, in_a_branch: bool, level: ort.GraphOptimizationLevel) -> None:
     model = loop(in_a_branch)
     session = session_of(model, graph_optimization_level=level)
     assert fused(seen) == [1]
@@ -457,7 +456,7 @@ def test_a_scalar_in_a_loop(seen: provider.Activity, in_a_branch: bool, level: o
 
 
 @pytest.mark.parametrize("lost", ["shape", "type"])
-def test_a_body_that_lost_something(seen: provider.Activity, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
+def test_a_body_that_lost_something(seen: provider.Overheard, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
     """ONNX Runtime would make the session, and every run of it would fail: it is compared with the graph before the
     claim."""
     if lost == "shape" and RELEASE < (1, 24):
@@ -500,7 +499,7 @@ def matrix() -> np.ndarray:
     return np.random.default_rng(0).standard_normal((HEADS, SIZE, SIZE)).astype(np.float32)
 
 
-def test_external_initializers(seen: provider.Activity, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_external_initializers(seen: provider.Overheard, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The program gives the values of constants that are in no file, also of one that the fusion takes away."""
     path = tmp_path / "model.onnx"
     onnx.save(projected_by(matrix()), path, save_as_external_data=True, size_threshold=0, location="weights.bin")
@@ -516,7 +515,7 @@ def test_external_initializers(seen: provider.Activity, tmp_path: Path, capfd: p
 
 
 def test_an_external_initializer_that_is_gone(
-    seen: provider.Activity, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    seen: provider.Overheard, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """ONNX Runtime has computed another constant of it before it shows the graph: one line, and its own kernels."""
     model = projected_by(matrix())
@@ -535,7 +534,7 @@ def test_an_external_initializer_that_is_gone(
 
 @pytest.mark.parametrize("name", ["w", "scale"])
 @pytest.mark.parametrize("level", LEVELS)
-def test_shared_initializers(seen: provider.Activity, name: str, level: ort.GraphOptimizationLevel) -> None:
+def test_shared_initializers(seen: provider.Overheard, name: str, level: ort.GraphOptimizationLevel) -> None:
     """The program gives another value than the file. Of what the matcher has read, the session is left alone."""
     value = ort.OrtValue.ortvalue_from_numpy(2 * matrix() if name == "w" else np.array(0.5, np.float32))
     results = []
@@ -549,7 +548,7 @@ def test_shared_initializers(seen: provider.Activity, name: str, level: ort.Grap
 
 @pytest.mark.parametrize("form", ["onnx", "ort"])
 @pytest.mark.parametrize("named", ["by the device", "in a list"])
-def test_a_session_that_writes_its_model(seen: provider.Activity, tmp_path: Path, form: str, named: str) -> None:
+def test_a_session_that_writes_its_model(seen: provider.Overheard, tmp_path: Path, form: str, named: str) -> None:
     """ONNX Runtime writes no claimed graphs, so the session is left alone."""
     fa_compiler.register_provider()
     if named == "in a list" and RELEASE < (1, 25):
@@ -577,7 +576,7 @@ def test_a_session_that_writes_its_model(seen: provider.Activity, tmp_path: Path
         ("optimization.disable_specified_optimizers", "ConstantFolding", True),
     ],
 )
-def test_entries_of_the_options(seen: provider.Activity, tmp_path: Path, key: str, value: str, fuses: bool) -> None:
+def test_entries_of_the_options(seen: provider.Overheard, tmp_path: Path, key: str, value: str, fuses: bool) -> None:
     options = with_provider()
     options.add_session_config_entry(key, value)
     session = ort.InferenceSession(saved(attention(), tmp_path / "model.onnx"), options)
@@ -586,7 +585,7 @@ def test_entries_of_the_options(seen: provider.Activity, tmp_path: Path, key: st
 
 
 @pytest.mark.parametrize("mode", [ort.ExecutionMode.ORT_SEQUENTIAL, ort.ExecutionMode.ORT_PARALLEL])
-def test_a_run_that_is_terminated(seen: provider.Activity, mode: ort.ExecutionMode) -> None:
+def test_a_run_that_is_terminated(seen: provider.Overheard, mode: ort.ExecutionMode) -> None:
     """The session inside ends, too. The whole run would take seconds, and end without an error."""
     session = session_of(loop(in_a_branch=False, trips=300_000), execution_mode=mode)
     assert fused(seen) == [1]
@@ -663,7 +662,7 @@ def test_an_error_of_a_run_leaves_the_session_usable() -> None:
     agree(session, attention())
 
 
-def test_sessions_in_threads(seen: provider.Activity, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sessions_in_threads(seen: provider.Overheard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sessions are made while each of them waits in the matcher, and another one runs."""
 
     def slow(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
@@ -673,12 +672,20 @@ def test_sessions_in_threads(seen: provider.Activity, monkeypatch: pytest.Monkey
     running = session_of(attention())
     monkeypatch.setattr(provider, "replacement", slow)
     made: list[ort.InferenceSession] = []
-    threads = [threading.Thread(target=lambda: made.append(session_of(attention()))) for _ in range(4)]
+
+    def make() -> None:
+        with provider.overhear() as heard:
+            made.append(session_of(attention()))
+        assert fused(heard) == [1]
+        told.append(threading.get_ident())
+
+    told: list[int] = []
+    threads = [threading.Thread(target=make) for _ in range(4)]
     for thread in threads:
         thread.start()
     while any(thread.is_alive() for thread in threads):
         running.run(None, feeds())
-    assert fused(seen) == [1] * 5
+    assert (fused(seen), len({*told})) == ([1], 4)
     for session in made:
         agree(session, attention())
 
@@ -749,10 +756,10 @@ ort.get_available_providers = lambda: ["CUDAExecutionProvider", "CPUExecutionPro
 from fa_compiler.provider.sessions import watch_all
 sessions = watch_all()
 session = ort.InferenceSession({str(path)!r}, providers=["CUDAExecutionProvider", "CPUExecutionProvider"])
-print(sessions.with_provider, dict(sessions.others))
+print(sessions.with_provider, *(made.without for made in sessions.made))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "0 {'it names CUDAExecutionProvider': 1}\n"
+    assert done.stdout == "0 it names CUDAExecutionProvider\n"
 
 
 def test_a_fused_file_in_a_script(tmp_path: Path) -> None:
@@ -765,10 +772,33 @@ def test_a_fused_file_in_a_script(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("fa_compiler: 1 session, ")
 
 
-@pytest.mark.parametrize(("words", "told"), [(["none.py"], "error: none.py: no such file"), (["-m"], "usage: ")])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["none.py"], "error: none.py: no such file\n"),
+        (["."], "error: .: this folder has no __main__.py to run\n"),
+        (["-m"], f"{USAGE}\n"),
+        (["-m", "nix"], "error: nix: no such module\n"),
+        (["-m", "nix.nax"], "error: nix.nax: no such module\n"),
+        (["-m", "json.nix"], "error: json.nix: no such module\n"),
+        (["-m", "json.decoder.nix"], "error: json.decoder.nix: no such module\n"),
+        (["-m", "json"], "error: json: this package has no __main__ to run\n"),
+        (["-m", ".json"], "error: '.json' is no name of a module\n"),
+        (["-m", ""], "error: '' is no name of a module\n"),
+    ],
+)
 def test_no_script(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 2
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err == told
+
+
+def test_a_folder_as_a_script(tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "__main__.py").write_text("import helper, sys; print(helper.NAME, *sys.argv)")
+    (tmp_path / "app" / "helper.py").write_text("NAME = 'helper'")
+    command = [sys.executable, "-m", "fa_compiler.provider", "app", "one"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("helper app one\n", "fa_compiler: 0 sessions, 0 of 0 attentions fused\n")
 
 
 def test_an_older_runtime_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,14 +17,13 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.mark.parametrize(("opset", "kind", "point"), pairwise((17, 21), ("int8", "int32"), (False, True)))
-def test_integers_keep_their_signs(opset: int, kind: str, point: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_integers_keep_their_signs(opset: int, kind: str, point: bool) -> None:
     """What is inserted lies in front of the DequantizeLinear, so that nothing is quantised again behind it."""
     proto = model(opset, {"q": kind, "kt": kind, "b": kind}, point)
     feeds = feeds_for(proto)
     (wanted,) = run(proto, feeds)
     for level in LEVELS:
-        activity = provider.Activity()
-        monkeypatch.setattr(provider, "activity", activity)
-        (got,) = session_of(proto, graph_optimization_level=level).run(None, dict(feeds))
-        assert [report.count("fused") for report in activity.reports] == [1]
+        with provider.overhear() as heard:
+            (got,) = session_of(proto, graph_optimization_level=level).run(None, dict(feeds))
+        assert [report.count("fused") for report in heard.reports] == [1]
         np.testing.assert_allclose(got, wanted, atol=2e-5 * float(np.abs(wanted).max()))

@@ -37,7 +37,13 @@ NEEDED = {
     "amx": _AVX512BF16 | {"amx_tile", "amx_bf16"},
 }
 """What each variant for x86-64 needs of the processor, in the words of Linux."""
-SYMBOLS = ["CreateEpFactories", "FaCompilerSetMatcher", "RegisterCustomOps", "ReleaseEpFactory"]
+SYMBOLS = [
+    "CreateEpFactories",
+    "FaCompilerHaveOperators",
+    "FaCompilerSetMatcher",
+    "RegisterCustomOps",
+    "ReleaseEpFactory",
+]
 
 
 def test_the_library_shows_its_entry_points_and_needs_only_libc() -> None:

@@ -119,8 +119,8 @@ class Workplace:
             raise SystemExit(f"{line}: {done.stdout[-1000:]}{done.stderr[-2000:]}")
         if not self.result.exists():
             return None
-        told = re.search(r"fa_compiler: .*? (\d+) of \d+ attentions? fused", done.stderr)
-        return Measure(**json.loads(self.result.read_text()), attentions=int(told[1]) if told else 0)
+        told = re.findall(r"^fa_compiler: \d+ sessions?, (\d+) of \d+ attentions? fused", done.stderr, re.MULTILINE)
+        return Measure(**json.loads(self.result.read_text()), attentions=int(told[-1]) if told else 0)
 
 
 def section(title: str) -> str:

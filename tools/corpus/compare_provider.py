@@ -42,15 +42,15 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
         verdict["offline"] = _operators(fa_compiler.optimize(job["original"]).report)
     except fa_compiler.InputError as error:
         return verdict | {"original_error": first_line(error)}
-    activity = provider.activity = provider.Activity()
-    try:
-        actual, verdict["planned"] = _run(job["original"], feeds, names, job["plan"])
-    except Exception as error:  # any failure is a finding
-        verdict["problems"].append(f"does not run: {first_line(error)}")
-        actual = None
-    last = activity.reports[-1:]
+    with provider.overhear() as heard:
+        try:
+            actual, verdict["planned"] = _run(job["original"], feeds, names, job["plan"])
+        except Exception as error:  # any failure is a finding
+            verdict["problems"].append(f"does not run: {first_line(error)}")
+            actual = None
+    last = heard.reports[-1:]
     verdict["provider"] = [word for report in last for word in _operators(report)]
-    verdict["failures"] = activity.failures
+    verdict["failures"] = heard.failures
     verdict["declined"] = [
         f"{block.anchor}: {block.what}" for report in last for block in report.blocks if block.status == "declined"
     ]

@@ -568,6 +568,29 @@ def test_a_hint_names_a_runtime_that_takes_it() -> None:
     assert report.blocks[0].status == "fused"
 
 
+@pytest.mark.parametrize(
+    ("target", "runtime", "newer"),
+    [
+        ("onnx", "openvino=2020", "openvino takes it from 2026.3 on: --runtime openvino=2026.3"),
+        ("onnx", "tensorrt=10.13.9", "tensorrt takes it from 10.14 on: --runtime tensorrt=10.14"),
+        ("contrib", "ort-cpu=1.9", "ort-cpu takes it from 1.23 on: --runtime ort-cpu=1.23"),
+    ],
+)
+def test_a_hint_names_the_first_version_that_takes_it(target: str, runtime: str, newer: str) -> None:
+    """All that the attention needs is taken from there on; a version of the future takes what the newest one takes."""
+    _, report = rewritten(attention(PLAIN), target, runtime)
+    assert report.blocks[0].hint == newer
+    for version in (newer.rpartition("=")[2], "3000.1"):
+        _, report = rewritten(attention(PLAIN), target, f"{runtime.partition('=')[0]}={version}")
+        assert report.blocks[0].status == "fused"
+
+
+def test_no_version_takes_it() -> None:
+    _, report = rewritten(attention(PLAIN, dtype="bfloat16"), "contrib", "ort-cpu=1.9")
+    assert report.blocks[0].status == "declined"
+    assert "1.23" not in (report.blocks[0].hint or "")
+
+
 HEADS_OF_1000 = "float[B,4,S,1000] q, float[B,4,S,1000] k, float[B,4,S,1000] v"
 
 

@@ -13,7 +13,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -486,13 +485,6 @@ def _read(graph: onnx.GraphProto) -> Iterator[str]:
                 yield from _read(part.g)
 
 
-@contextmanager
-def watched() -> Iterator[provider.Activity]:
-    """What the provider does meanwhile."""
-    with mock.patch.object(provider, "activity", provider.Activity()) as activity:
-        yield activity
-
-
 def options_with(provided: bool, chosen: Sequence[Setting] = (), threads: int = 1) -> ort.SessionOptions:
     """Options of a session."""
     options = ort.SessionOptions()
@@ -533,7 +525,7 @@ class Sessions(Kind):
         onnx.save(model, path, save_as_external_data=outside, size_threshold=0, location="model.bin")
         told: list[tuple[list[Any] | None, str]] = []
         stand_in = as_it_is if taken else provider.replacement
-        with watched() as activity, mock.patch.object(provider, "replacement", stand_in):
+        with provider.overhear() as heard, mock.patch.object(provider, "replacement", stand_in):
             for provided in (False, True):
                 try:
                     session = ort.InferenceSession(
@@ -544,7 +536,7 @@ class Sessions(Kind):
                     told.append((None, str(error)))
         (expected, refused), (found, error) = told
         detail = f"{how}, {'as it is, ' if taken else ''}{', '.join(graph.words)}; {', '.join(s.words for s in chosen)}"
-        detail = f"{detail}\nfailures: {activity.failures}\nwithout: {refused}\nwith: {error}"
+        detail = f"{detail}\nfailures: {heard.failures}\nwithout: {refused}\nwith: {error}"
 
         def fault(title: str) -> Outcome:
             return Outcome("wrong", Finding(title, detail, model.SerializeToString()))
@@ -555,11 +547,11 @@ class Sessions(Kind):
             return fault(f"{wrong} [{how}]")
         left = any(setting.may_be_left for setting in chosen)
         captured = graph.captured and provider.release() < provider.FIRST_WITH_CAPTURES
-        fused = bool(activity.reports) and (taken or any(each.count("fused") for each in activity.reports))
-        if fused and activity.failures:
+        fused = bool(heard.reports) and (taken or any(each.count("fused") for each in heard.reports))
+        if fused and heard.failures:
             return fault("counted as fused, and left alone")
-        if not fused and not left and not captured and not (expected is None and not activity.failures):
-            reason = activity.failures[0] if activity.failures else "nothing was said"
+        if not fused and not left and not captured and not (expected is None and not heard.failures):
+            reason = heard.failures[0] if heard.failures else "nothing was said"
             return fault(f"not fused: {' '.join(reason.split()[:6])}")
         return Outcome("refused" if expected is None else "fused" if fused else "left alone")
 

@@ -62,6 +62,7 @@ using Failed = void (*)(const char* reason);
 
 std::atomic<Matcher> matcher{nullptr};
 std::atomic<Failed> failed{nullptr};
+thread_local bool have_operators = false;
 
 void take_answer(void* answer, const char* model, size_t bytes, const int64_t* sizes, size_t count, const uint64_t* read,
                  size_t read_count, int severity, const char* message) {
@@ -490,7 +491,7 @@ Factory::Factory(ort::Api api, const std::string& runtime, int minor) : api_(api
     release(self);
   };
   domain_count = [](ort::ep::Factory* self, size_t* count) {
-    *count = of(self).domains_.size();
+    *count = have_operators ? 0 : of(self).domains_.size();
     return static_cast<ort::Status*>(nullptr);
   };
   domains = [](ort::ep::Factory* self, ort::CustomOpDomain** domains, size_t count) {
@@ -537,3 +538,7 @@ FA_VISIBLE void FaCompilerSetMatcher(fa::provider::Matcher match, fa::provider::
   fa::provider::matcher.store(match);
   fa::provider::failed.store(tell);
 }
+
+// Says whether the options to which this thread adds the device have our operators already (RegisterCustomOps). ONNX
+// Runtime would warn that the device brings them a second time.
+FA_VISIBLE void FaCompilerHaveOperators(int have) { fa::provider::have_operators = have != 0; }

@@ -1,0 +1,19 @@
+"""The text of messages as HTML."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+
+_OPTION = re.compile(r"(?<![\w-])--[a-z]+(?:-[a-z]+)*")
+_QUOTED = re.compile(r"`([^`]+)`")
+
+
+def unbroken(text: str) -> str:
+    """The text, in which no line break divides an option."""
+    return _OPTION.sub(r"<span class='option'>\g<0></span>", escape(text))
+
+
+def worded(text: str) -> str:
+    """A text of ours: what stands in backquotes is code."""
+    return _QUOTED.sub(r"<code>\1</code>", unbroken(text))
