@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import onnx_ir as ir
@@ -117,7 +117,8 @@ class BooleanTensor:
 
     @property
     def origin(self) -> BooleanTensor:
-        """The tensor that holds the formula's value: this one. A formula of no tensor has none."""
+        """The tensor that holds the formula's value: this one. A formula of no tensor has none. It does not count when
+        formulas are compared: the same condition may stand in several tensors."""
         return self
 
     def arranged(self, dims: Arrangement) -> Arrangement:
@@ -134,7 +135,7 @@ class ElementComparison:
     other: tuple[Affine, ...]
     relation: Literal["Equal", "LessOrEqual"] = "Equal"
     when: bool = True
-    origin: BooleanTensor | None = None
+    origin: BooleanTensor | None = field(default=None, compare=False)
 
     def says(self, relation: Literal["Equal", "LessOrEqual"]) -> bool:
         """Is it said that the elements have this relation?"""
@@ -154,7 +155,7 @@ class IndexLessThanElement:
     value: ir.Value
     index: tuple[Affine, ...]
     when: bool = True
-    origin: BooleanTensor | None = None
+    origin: BooleanTensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class All:
     """Every part holds."""
 
     parts: tuple[Formula, ...]
-    origin: BooleanTensor | None = None
+    origin: BooleanTensor | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Some:
     """At least one part holds."""
 
     parts: tuple[Formula, ...]
-    origin: BooleanTensor | None = None
+    origin: BooleanTensor | None = field(default=None, compare=False)
 
 
 Formula = BooleanLiteral | AtLeastZero | BooleanTensor | ElementComparison | IndexLessThanElement | All | Some

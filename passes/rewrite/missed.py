@@ -3,8 +3,9 @@
 missed :=
     1 an operand or the result in the layout, if the model held all of them in one. Nobody can do much about new rows
       beside keys of another number, such as those of a cache: the layout of the keys is taken, because they are more.
-      A single row is the same in every layout. Copies are small beside the attention where each copied element meets
-      many others in it: a row of the query meets each key, and a row of the keys each query
+      A single row is the same in every layout. An output of the model, such as a present, has its order in any case.
+      Copies are small beside the attention where each copied element meets many others in it: a row of the query meets
+      each key, and a row of the keys each query
     2 one key head for several query heads, if key and value had equal numbers of heads, and these were neighbours
     3 16-bit products, if all operands, the result and the factors were of 16 bits
 """
@@ -126,11 +127,16 @@ def _elements(match: AttentionMatch) -> dict[str, Axes]:
 
 
 def _is_transposed(view: View, source: OperandSource) -> bool:
-    """Is an operand transposed, by a node of the model or by a new one?"""
+    """Is an operand transposed for the attention, by a node of the model or by a new one?"""
+    if any(isinstance(move, Transpose) for move in source.plan):
+        return True
     values = [value for value, _ in view.equivalent_values]
-    between = values[1 : values.index(source.value) + 1]
-    in_model = any(is_op(value.producer(), "Transpose") for value in between)
-    return in_model or any(isinstance(move, Transpose) for move in source.plan)
+    for value in reversed(values[1 : values.index(source.value) + 1]):
+        if value.is_graph_output():  # the model gives it away in this order, such as a present
+            return False
+        if is_op(value.producer(), "Transpose"):
+            return True
+    return False
 
 
 def _repeats_heads(view: View, match: AttentionMatch) -> bool:

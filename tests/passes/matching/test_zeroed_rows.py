@@ -76,8 +76,8 @@ def test_the_operator_makes_the_rows_zero(mask: str, guard: str) -> None:
 def test_rows_of_a_causal_mask_and_padding() -> None:
     """The condition is shared by the layers of a model, and stays for the others."""
     kept = (
-        "size = Shape<start=2, end=3>(q) m = Squeeze(size) r = Range(start, m, step) i = Unsqueeze(r, last) "
-        "causal = LessOrEqual(r, i) band = Unsqueeze(causal, second) kept = And(band, padding) "
+        "size = Shape<start=2, end=3>(q) m = Squeeze(size) r = Range(start, m, step) own = Unsqueeze(r, last) "
+        "causal = LessOrEqual(r, own) band = Unsqueeze(causal, second) kept = And(band, padding) "
     )
     numbers = NUMBERS.replace("<", "<int64 start = {0}, int64 step = {1}, ")
     model = parse(
