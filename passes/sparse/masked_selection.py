@@ -34,8 +34,9 @@ from fa_compiler.passes.matching.roles import shared_heads
 from fa_compiler.passes.rewrite.layout_plan import OutputCandidate, output_candidates
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse.builder import SparseCompanion, SparseFlashBuilder, is_plain, key_views, taken
+from fa_compiler.passes.sparse.conditions import MAX_PARTS
 from fa_compiler.passes.sparse.emit import Sizes
-from fa_compiler.passes.sparse.selection import MAX_PARTS, Selection, selection
+from fa_compiler.passes.sparse.selection import SCATTERS, Selection, selection
 from fa_compiler.passes.sparse.sparse_indices import SparseIndices, selects_in_every_row
 
 EMPTY_ROWS = ("", "zero", "mean", "nan")
@@ -67,9 +68,9 @@ def fuse_masked_selection(
 
 
 def _may_select(mask: ir.Value) -> bool:
-    """Is there a ScatterElements among the nearest nodes that a mask is made from?"""
+    """Is there a Scatter among the nearest nodes that a mask is made from?"""
     sources = reached([mask], lambda value: inputs_of(producer(value)), 4 * MAX_PARTS)
-    return any(is_op(producer(value), "ScatterElements") for value in sources)
+    return any(is_op(producer(value), *SCATTERS) for value in sources)
 
 
 def _with_unmasked_heads(match: AttentionMatch) -> AttentionMatch:
@@ -139,8 +140,8 @@ def _emit(
 def _lists_few_keys(selected: Selection, sizes: Sizes, rewriter: Rewriter) -> bool:
     """Is there one list for each row of each batch entry, of at most half of the keys?"""
     info = rewriter.builder.info
-    shape, listed = info.shape(selected.scattered), info.shape(selected.indices)
-    if shape is None or listed is None or (*shape[:2], shape[2] * selected.block) != sizes.mask_shape:
+    shape, entries = selected.shape(info), selected.count(info)
+    if shape is None or entries is None or (*shape[:2], shape[2] * selected.block) != sizes.mask_shape:
         return False
-    count, keys = listed[2].upper, sizes.kv_seq.const
+    count, keys = entries.upper, sizes.kv_seq.const
     return count is not None and (keys is None or 2 * count * selected.block <= keys)
