@@ -82,18 +82,24 @@ def _visible(part: Formula, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | Non
     if part == TRUE:
         return KeyMask()
     if isinstance(part, AtLeastZero):
-        if part.affine.least(shape).is_at_least(0):
-            return KeyMask()
-        steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
-        if steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows:
-            return KeyMask(causal=True)
-        return None
+        return _compared(part, shape, rows, keys)
     if isinstance(part, BooleanTensor):
         along = [axis for axis in part.axes if axis is not None]
         if along != [rank - 1] and (rank == 2 or along != [0, rank - 1]):
             return None
         units = tuple(place for place, axis in enumerate(part.axes) if axis is None)
         return KeyMask(hidden=frozenset([PaddedKeys(part.value, not part.when, units)]))
+    return None
+
+
+def _compared(part: AtLeastZero, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | None:
+    """What a comparison of positions leaves visible; None where it is neither the causal mask nor true everywhere."""
+    if part.affine.least(shape).is_at_least(0):
+        return KeyMask()
+    rank = len(shape)
+    steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
+    if steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows:
+        return KeyMask(causal=True)
     return None
 
 
