@@ -60,6 +60,13 @@ class Selection:
     block: int = 1
     heads: bool = False
 
+    @property
+    def scatter(self) -> ir.Node:
+        """The Scatter that makes the mask."""
+        node = producer(self.scattered)
+        assert node is not None
+        return node
+
     def shape(self, info: ShapeInfo) -> Shape | None:
         """B, S1, and the number of columns of the tensor that the list is scattered into."""
         return _without_heads(info.shape(self.scattered), self.heads)
@@ -84,54 +91,77 @@ def _without_heads(shape: Shape | None, heads: bool) -> Shape | None:
 
 
 @dataclass(frozen=True)
-class _SelectionReader:
-    facts: Facts
+class ScatteredList:
+    """A mask that a Scatter makes of a list: a tensor of truths that exclude where they are `when`."""
+
+    node: ir.Node
+    when: bool
+    block: int
     reader: ConditionReader
 
     @property
     def info(self) -> ShapeInfo:
-        return self.facts.info
+        return self.reader.facts.info
 
-    def selected(self, condition: Condition) -> Selection | None:
-        """The selection that a condition is, without other conditions; None where it is no selection."""
-        tensor = self._excluding_tensor(condition)
-        if tensor is None:
-            return None
-        value, when, block = tensor
-        indices = self._scattered(value, when)
-        if indices is None or (top := self._top(indices)) is None:
-            return None
-        shape, listed = self.info.shape(value) or (), self.info.shape(indices) or ()
-        # Every row of the mask needs a list: a Scatter leaves the rows beyond those of its indices as they are.
-        if len(listed) != len(shape) or listed[:-1] != shape[:-1]:
-            return None
-        if self.info.shape(operand_at(top, 0)) != shape:
-            return None
-        return Selection(top, indices, value, (), block, heads=len(shape) == 4)
+    @property
+    def shape(self) -> Shape:
+        """The dimensions of the tensor, the last of which is the keys, or blocks of keys."""
+        return self.info.shape(self.node.outputs[0]) or ()
 
-    def _scattered(self, value: ir.Value, when: bool) -> ir.Value | None:
-        """The indices along the keys at which a Scatter writes the other truth value into a tensor that is `when`
-        everywhere; None for other values."""
-        node = producer(value)
-        if not is_op(node, *SCATTERS) or text_attr(node, "reduction", "none") != "none":
-            return None
-        if self.reader.truth(operand_at(node, 0)) is not when:
-            return None
-        if self.reader.truth(operand_at(node, 2)) is not (not when):
-            return None
-        shape, indices = self.info.shape(value), operand_at(node, 1)
-        if shape is None:
-            return None
-        if is_op(node, "ScatterND"):
-            return self._last_coordinate(indices, shape)  # 2
-        if axis_in(int_attr(node, "axis", 0), len(shape)) != len(shape) - 1:
-            return None
-        return indices  # 1
+    @property
+    def excludes_the_rest(self) -> bool:
+        """Is every key excluded, but for those that are listed?"""
+        if text_attr(self.node, "reduction", "none") != "none":
+            return False
+        background, written = (self.reader.truth(operand_at(self.node, place)) for place in (0, 2))
+        return background is self.when and written is not self.when and written is not None
 
-    def _last_coordinate(self, places: ir.Value, shape: Shape) -> ir.Value | None:
-        """The last coordinate of places in a tensor of this shape, whose other coordinates are the places' own indices;
-        None for other places."""
-        node, listed = producer(places), self.info.shape(places)
+    @property
+    def indices(self) -> ir.Value | None:
+        """The listed keys of each row; None where other places are written."""
+        if is_op(self.node, "ScatterND"):
+            return self._last_coordinate(operand_at(self.node, 1))  # 2
+        if axis_in(int_attr(self.node, "axis", 0), len(self.shape)) != len(self.shape) - 1:
+            return None
+        return operand_at(self.node, 1)  # 1
+
+    @property
+    def top(self) -> ir.Node | None:
+        """The TopK of the keys that lists these indices, in any integer type; None where none does."""
+        source = self.indices
+        while is_op(maker := producer(source), "Cast", "Identity"):
+            if self.info.dtype(source) not in INTEGERS:
+                return None
+            source = operand_at(maker, 0)
+        rank = len(self.info.shape(source) or ())
+        if not is_op(maker, "TopK") or source is not maker.outputs[1]:
+            return None
+        return maker if axis_in(int_attr(maker, "axis", -1), rank) == rank - 1 else None
+
+    @property
+    def lists_every_row(self) -> bool:
+        """Has every row of the mask a list of its own keys? A Scatter leaves the rows beyond those of its indices as
+        they are."""
+        ranked, listed = (self.info.shape(value) for value in (operand_at(self.top, 0), self.indices))
+        return ranked == self.shape and listed is not None and listed[:-1] == self.shape[:-1]
+
+    @property
+    def fault(self) -> str:
+        """Why this is no selection; empty where it is one."""
+        if not self.excludes_the_rest:
+            return "the Scatter does not write one truth value, which keeps a key, into a tensor that excludes all keys"
+        if self.indices is None:
+            return "the Scatter does not write at the keys of a list, each row at those of its own"
+        if self.top is None:
+            return "the list of the Scatter is not what a TopK over the keys gives, so that a key may be in it twice"
+        if not self.lists_every_row:
+            return "the Scatter is not proven to have a list for each row, of the keys that the mask has"
+        return ""
+
+    def _last_coordinate(self, places: ir.Value) -> ir.Value | None:
+        """The last coordinate of places in the tensor, whose other coordinates are the places' own indices; None for
+        other places."""
+        node, listed, shape = producer(places), self.info.shape(places), self.shape
         if listed is None or len(listed) != len(shape) + 1 or not is_op(node, "Concat"):
             return None
         if axis_in(int_attr(node, "axis", 0), len(listed)) != len(shape):
@@ -154,26 +184,31 @@ class _SelectionReader:
             return None
         return source
 
-    def _top(self, indices: ir.Value) -> ir.Node | None:
-        """The TopK of the keys that lists these indices, in any integer type; None where none does."""
-        source = indices
-        while is_op(maker := producer(source), "Cast", "Identity"):
-            if self.info.dtype(source) not in INTEGERS:
-                return None
-            source = operand_at(maker, 0)
-        rank = len(self.info.shape(source) or ())
-        if not is_op(maker, "TopK") or source is not maker.outputs[1]:
+
+@dataclass(frozen=True)
+class SelectionReader:
+    """Finds selections among the conditions of a mask."""
+
+    reader: ConditionReader
+
+    def selected(self, condition: Condition) -> Selection | None:
+        """The selection that a condition is, without other conditions; None where it is no selection."""
+        scattered = self.scattered(condition)
+        if scattered is None or scattered.fault:
             return None
-        return maker if axis_in(int_attr(maker, "axis", -1), rank) == rank - 1 else None
+        top, indices = scattered.top, scattered.indices
+        assert top is not None and indices is not None
+        tensor, heads = scattered.node.outputs[0], len(scattered.shape) == 4
+        return Selection(top, indices, tensor, (), scattered.block, heads)
 
-    def _excluding_tensor(self, condition: Condition) -> tuple[ir.Value, bool, int] | None:
-        """The tensor [B,S1,S2] that layout operators make a condition of, the truth value of it that excludes, and 1.
+    def scattered(self, condition: Condition) -> ScatteredList | None:
+        """The Scatter that makes a condition, seen through layout operators; None where none does, and where other axes
+        than those of batch, rows and keys are read.
 
-        The tensor may have an axis of size 1 for the heads (3). For blocks it is [B,S1,blocks], and instead of 1 the
-        number of keys in a block is returned (4).
+        The tensor may have an axis of size 1 for the heads (3), and blocks in place of keys (4).
         """
         space, when = AxisSpace(), condition.when
-        view = Viewer(self.facts, space).view(condition.value, factors=False)
+        view = Viewer(self.reader.facts, space).view(condition.value, factors=False)
         if view is None:
             return None
         own, dims = space.resolve_all(view.base_dims), space.resolve_all(view.dims)
@@ -182,12 +217,12 @@ class _SelectionReader:
         if len(own) == 4 and not own[1]:
             own = (own[0], *own[2:])
         block = _repeated_block(own, dims, space)
-        if block is None:
-            return None
         base = view.base
         while is_op(node := producer(base), "Not") or self.reader.is_between_bools(node):
             base, when = operand_at(node, 0), when is not is_op(node, "Not")
-        return base, when, block
+        if block is None or not is_op(node, *SCATTERS):
+            return None
+        return ScatteredList(node, when, block, self.reader)
 
 
 def _repeated_block(own: Arrangement, dims: Arrangement, space: AxisSpace) -> int | None:
@@ -204,19 +239,20 @@ def _repeated_block(own: Arrangement, dims: Arrangement, space: AxisSpace) -> in
 
 def selection(mask: ir.Value, facts: Facts) -> Selection | None:
     """The selection in a boolean mask of rank 4, True where a key is excluded; None without one or with several."""
+    return sole(selections(mask, facts))
+
+
+def selections(mask: ir.Value, facts: Facts) -> list[Selection]:
+    """The selections in a boolean mask of rank 4, each beside all other conditions."""
     shape = facts.info.shape(mask)
     if shape is None or len(shape) != 4:
-        return None
+        return []
     reader = ConditionReader(facts)
     parts = list(reader.conditions(Condition(mask, when=True, heads=True)))
-    selections = _SelectionReader(facts, reader)
-    only = sole([(part, selected) for part in parts if (selected := selections.selected(part)) is not None])
-    if only is None:
-        return None
-    condition, selected = only
-    return replace(selected, others=tuple(other for other in parts if other is not condition))
+    found = [(part, selected) for part in parts if (selected := SelectionReader(reader).selected(part)) is not None]
+    return [replace(selected, others=tuple(other for other in parts if other is not part)) for part, selected in found]
 
 
 def selection_of(condition: Condition, facts: Facts) -> Selection | None:
     """The selection that a condition is, without other conditions; None where it is no selection."""
-    return _SelectionReader(facts, ConditionReader(facts)).selected(condition)
+    return SelectionReader(ConditionReader(facts)).selected(condition)

@@ -7,6 +7,8 @@ import numpy as np
 import onnx
 import pytest
 
+from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes.answer.report import Missed, MissedCode
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, random_feeds, refused, run
 
 MORE = "float[B,S,T] i, bool[B,T] attended, bool[B,S,2] written, int64[B,S,2] given"
@@ -141,6 +143,32 @@ NEAR = {
     'n = ScatterElements<axis=-1, reduction="add">(ones, idx, minus) g = Unsqueeze(n, heads) '
     "listed = Less(g, half) " + EXPORTED,
 }
+TRUTHS, PLACED, RANKED = "one truth value", "each row at those of its own", "not what a TopK over the keys gives"
+REASONS = {
+    "swapped": TRUTHS,
+    "true_into_ones": TRUTHS,
+    "any_truths": TRUTHS,
+    "into_another_mask": TRUTHS,
+    "shifted": RANKED,
+    "any_list": RANKED,
+    "of_another_batch_entry": RANKED,
+    "along_the_rows": PLACED,
+    "two_lists_or": "Or is not proven to exclude each key",
+    "two_lists_and": "2 lists of keys, 'hidden' and 'h2'",
+    "listed_or_seen": "Or is not proven",
+    "listed_xor_seen": "Xor is not proven",
+    "absolute_difference": "stays a bias",
+    "sum_of_numbers": "Add is not proven",
+    "most_of_masks": "Max is not proven",
+    "batch_places_reversed": PLACED,
+    "row_places_of_the_batch": PLACED,
+    "keys_doubled": PLACED,
+    "a_list_for_each_head": "which all heads share",
+    "list_of_the_second_head": RANKED,
+    "fewer_rows": RANKED,
+    "added_numbers": "Less is not proven",
+}
+"""What the report says of each near miss."""
 NEAR_NUMBERS = (
     "signs = Constant<value=float[1,4,1,1] {1.0, -1.0, 0.5, -0.5}>() "
     "start0 = Constant<value=int64[1] {0}>() stop0 = Constant<value=int64[1] {-1}>() "
@@ -186,9 +214,63 @@ def test_sizes_that_are_known(listed: str) -> None:
 
 
 @pytest.mark.parametrize("name", NEAR)
-def test_near_misses_stay_masks(name: str) -> None:
+def test_near_misses_stay_masks_and_the_report_says_why(name: str) -> None:
     proto = model(NEAR_NUMBERS + NEAR[name], keys="6")
     assert [check(proto, seed) for seed in range(3)] == ["FlashAttentionScore"] * 3
+    (line,) = why_not_selected(proto)
+    assert REASONS[name] in line.reason
+    assert line.culprit in ("hidden", "n")
+    assert MissedCode.DENSE_MASK not in [other.code for other in fused(proto)[1].blocks[0].missed]
+
+
+def why_not_selected(proto: onnx.ModelProto, target: Target = "ort", assume: tuple[str, ...] = ()) -> list[Missed]:
+    (block,) = fused(proto, target, assume)[1].blocks
+    return [line for line in block.missed if line.code == MissedCode.NOT_SELECTED]
+
+
+@pytest.mark.parametrize(
+    ("number", "mask", "assumed"),
+    [
+        ("-1e4", "mask = Where(kept, zero, number) x = Add(s, mask) ", ("masks-dominate", "no-empty-rows")),
+        ("-1e4", "x = Where(kept, s, number) ", ("masks-dominate",)),
+    ],
+)
+def test_what_the_user_vouches_for_helps(number: str, mask: str, assumed: tuple[str, ...]) -> None:
+    """The line names all that is needed."""
+    low = f"number = Constant<value=float {{{number}}}>() "
+    proto = model(low + FALSE_INTO_ONES + "kept = And(visible, listed) " + mask, keys="6")
+    (line,) = why_not_selected(proto)
+    assert f"--assume {','.join(assumed)} if" in (line.hint or "")
+    result, report = fused(proto, assume=assumed)
+    assert report.blocks[0].op == "SparseFlashAttention"
+    feeds = feeds_of(proto, 1) | {"attended": np.ones((2, 6), np.bool_)}
+    assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
+
+
+def test_what_else_stops_a_list() -> None:
+    bias = "i4 = Unsqueeze(i, heads) b = Add(s, i4) "
+    biased = model(FALSE_INTO_ONES + bias + EXPORTED.replace("Add(s, mask)", "Add(b, mask)"))
+    (line,) = why_not_selected(biased)
+    assert "a bias" in line.reason
+    exported = model(FALSE_INTO_ONES + EXPORTED, keys="6")
+    (line,) = why_not_selected(exported, "ascend", ("no-empty-rows",))
+    assert "float16" in (line.hint or "")
+    assert not why_not_selected(exported, "contrib", ("no-empty-rows",))
+    four = "four = Constant<value=int64[1] {4}>() "
+    most = parse(
+        PRODUCT_QK
+        + four
+        + START.replace("(i, two)", "(i, four)")
+        + FALSE_INTO_ONES
+        + EXPORTED
+        + SOFTMAX.format("x")
+        + PRODUCT_PV,
+        MORE.replace("T]", "6]"),
+        inputs="float[B,4,S,8] q, float[B,4,6,8] k, float[B,4,6,8] v",
+        opset=18,
+    )
+    (line,) = why_not_selected(most)
+    assert "4 of 6 keys" in line.reason
 
 
 @pytest.mark.parametrize("mask", MASKS)
