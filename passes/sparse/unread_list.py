@@ -28,7 +28,7 @@ MASKS = 4 * MAX_PARTS
 """How many values are looked at for a Scatter among those that a mask is made from."""
 NEAR = 32
 """How many values are looked at for a TopK among those that places are made from."""
-LOWEST = "exclude keys by -inf, or by the lowest number of the type"
+LOWEST = "exclude keys by -inf, or in float32 by its lowest number"
 JOINED = "keep a key only where the list keeps it and every other mask does"
 BY_TOP_K = "scatter at the indices of the TopK themselves"
 
