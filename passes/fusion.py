@@ -13,7 +13,7 @@ from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.answer.budget import limited, limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
-from fa_compiler.passes.answer.report import Block, Code, Kind, Missed, Progress, Report, Status
+from fa_compiler.passes.answer.report import Block, Code, Kind, Missed, MissedCode, Progress, Report, Status
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
@@ -317,14 +317,17 @@ class _Run:
         """Fuse an attention to selected keys, or, if it may be `dense`, any. Raises Decline."""
         missed: list[Missed] = []
         block = self._sparse(name, match, rewriter, missed)
-        return self._fused_block(name, match, rewriter.emit(match), missed) if block is None and dense else block
+        if block is not None or not dense:
+            return block
+        return self._fused_block(name, match, _without_repeated(rewriter.emit(match), missed), missed)
 
     def _sparse(self, name: str, match: AttentionMatch, rewriter: Rewriter, missed: list[Missed]) -> Block | None:
         """Fuse an attention to listed or selected keys and return its block; None for other attentions, with a line in
         `missed` where the user could vouch for it."""
         if self.facts.options.is_standard:
             return None
-        attended = fuse_gathered_keys(match, rewriter, missed) or fuse_masked_selection(match, rewriter)
+        attended = fuse_gathered_keys(match, rewriter, missed)
+        attended = attended or fuse_masked_selection(match, rewriter, missed)
         if attended is None:
             return None
         return self._ranked(self._fused_block(name, match, attended.fused), attended.indexer)
@@ -427,6 +430,15 @@ class _Run:
 
     def _extensions(self, node: ir.Node) -> tuple[str, ...]:
         return extensions_used(node_view(node, self.facts.info)) if node.domain == DOMAIN else ()
+
+
+def _without_repeated(fused: Fused, missed: Sequence[Missed]) -> Fused:
+    """What is fused, without the line on a dense mask where another one says why the mask's list of keys is not read,
+    and where that line has no advice."""
+    if not any(line.code == MissedCode.NOT_SELECTED for line in missed):
+        return fused
+    kept = tuple(line for line in fused.missed if line.code != MissedCode.DENSE_MASK or line.hint)
+    return replace(fused, missed=kept)
 
 
 def _numbered(blocks: list[Block]) -> Iterator[Block]:

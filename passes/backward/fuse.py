@@ -96,7 +96,7 @@ def _attempt(
     pair: Pair, every_row: bool, matcher: Matcher, rewriter: Rewriter, missed: list[Missed]
 ) -> FusedPair | None:
     backward = ListedBackward(pair.backward, rewriter, every_row=every_row)
-    selected = fuse_masked_selection(pair.forward, rewriter, backward)
+    selected = fuse_masked_selection(pair.forward, rewriter, missed, backward)
     selected = selected or fuse_gathered_keys(pair.forward, rewriter, missed, backward)
     if selected is not None:
         return FusedPair(pair, selected.fused, backward.nodes[0], selected.indexer, tuple(backward.nodes[1:]))

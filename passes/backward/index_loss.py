@@ -29,9 +29,10 @@ from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.matching.factors import scaled
 from fa_compiler.passes.rewrite.rewriter import Rewriter
 from fa_compiler.passes.sparse.builder import SparseFlashBuilder
+from fa_compiler.passes.sparse.conditions import Condition, conditions
 from fa_compiler.passes.sparse.emit import STATISTICS, Sizes, domain_node
 from fa_compiler.passes.sparse.key_mask import KeyMask
-from fa_compiler.passes.sparse.selection import Condition, Selection, conditions, selection_of
+from fa_compiler.passes.sparse.selection import Selection, selection_of
 from fa_compiler.passes.sparse.sparse_indices import key_mask_of, ranks_causally
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -83,7 +84,7 @@ class IndexLoss:
         if maker is not None and (maker.domain, maker.op_type) == (DOMAIN, "LightningIndexer"):
             return attended
         builder = self.rewriter.builder
-        return builder.units("Unsqueeze", builder.cast(self.found.indices, INT32), [2])
+        return builder.units("Unsqueeze", builder.cast(self.found.entries(builder), INT32), [2])
 
     def _decline(self, reason: str) -> Decline:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.budget import building
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
@@ -27,12 +27,24 @@ from fa_compiler.passes.sparse.selection import Selection
 
 def is_plain(match: AttentionMatch) -> bool:
     """Does the attention use nothing that the sparse operator does not have?"""
+    return what_is_beyond(match) is None
+
+
+def what_is_beyond(match: AttentionMatch) -> str | None:
+    """What the attention uses that the sparse operator does not have; None where there is no such thing."""
     mask = match.mask
-    if match.softcap != 0.0 or match.sink is not None or match.dropout is not None:
-        return False
-    if mask.packed is not None or mask.mode is not None:
-        return False
-    return not mask.bias and mask.masked_score is None and mask.nan_rows in ("", "zero")
+    return first_reason(
+        {
+            "a soft cap on the scores": match.softcap != 0.0,
+            "a sink beside the scores": match.sink is not None,
+            "dropout": match.dropout is not None,
+            "packed sequences": mask.packed is not None,
+            "a band beside a list": mask.mode is not None,
+            "a bias that is added to the scores": bool(mask.bias),
+            "masked keys with a number as their score": mask.masked_score is not None,
+            "a guard that tests the scores": mask.nan_rows not in ("", "zero"),
+        }
+    )
 
 
 class SparseCompanion(Companion, Protocol):

@@ -5,6 +5,7 @@
 
     visible     := where the mask leaves a key to a row, read by positions.py as a conjunction of
                    key <= row + keys - rows, the last row sees all      causal
+                   the same of a single row, which sees all keys        nothing
                    a tensor over the keys, or batch and keys            hidden keys (padding)
 
 A mask with any other part is not read. What is read holds at every position and in every run.
@@ -20,6 +21,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.formula import TRUE, All, AtLeastZero, BooleanTensor, Formula, negation
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -67,28 +69,37 @@ def read_key_mask(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: Shape
     parts = formula.parts if isinstance(formula, All) else (formula,)
     visible = KeyMask()
     for part in parts:
-        mask = _visible(part, len(shape), rows, keys)
+        mask = _visible(part, shape, rows, keys)
         if mask is None:
             return None
         visible = visible & mask
     return visible
 
 
-def _visible(part: Formula, rank: int, rows: Dim, keys: Dim) -> KeyMask | None:
+def _visible(part: Formula, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | None:
     """What a part of a formula leaves visible; None where it is neither the causal mask nor one of keys."""
+    rank = len(shape)
     if part == TRUE:
         return KeyMask()
     if isinstance(part, AtLeastZero):
-        steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
-        if steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows:
-            return KeyMask(causal=True)
-        return None
+        return _compared(part, shape, rows, keys)
     if isinstance(part, BooleanTensor):
         along = [axis for axis in part.axes if axis is not None]
         if along != [rank - 1] and (rank == 2 or along != [0, rank - 1]):
             return None
         units = tuple(place for place, axis in enumerate(part.axes) if axis is None)
         return KeyMask(hidden=frozenset([PaddedKeys(part.value, not part.when, units)]))
+    return None
+
+
+def _compared(part: AtLeastZero, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | None:
+    """What a comparison of positions leaves visible; None where it is neither the causal mask nor true everywhere."""
+    if part.affine.least(shape).is_at_least(0):
+        return KeyMask()
+    rank = len(shape)
+    steps = {axis: step for axis, step in enumerate(part.affine.steps) if step}
+    if steps == {rank - 2: 1, rank - 1: -1} and part.affine.offset == keys - rows:
+        return KeyMask(causal=True)
     return None
 
 

@@ -1,73 +1,56 @@
-"""Reads a boolean atten_mask as a list of selected keys and further conditions.
+"""Finds the list of selected keys in a boolean atten_mask, and the further conditions beside it.
 
     top = scores.topk(K, dim=-1).indices                            # a list of keys for each row
     selected = torch.full(shape, -inf).scatter(-1, top, 0.0)        # also blocks: .repeat_interleave(block, dim=-1)
     attention(query, key, value, mask=(selected + other_mask)[:, None])
 
-    excluded(X, w)   := where X as a truth value is w, read as a union of conditions
-        Not(X)                  excluded(X, not w)
-        Or(X, Y), w             excluded(X) or excluded(Y);         And(X, Y), not w: likewise, of the negations
-        Where(C, n, Y)          C or excluded(Y), where the number n is itself excluded;    Where(C, Y, n): not C or ...
-        Add(X, Y), w            excluded(X) or excluded(Y), where both are proven to hold no positive number (nor NaN):
-                                such a sum is 0 only where both are
-        Cast from or to bool, Identity, Unsqueeze of the heads' axis: the same
-        numbers that are all admitted                           no condition
-        anything else                                           a condition of its own
-    selection        := ScatterElements(excluded numbers, indices, admitted numbers) along the keys, with the indices
-                        of a TopK, in any integer type: a key that is not listed is excluded
-                      | the same for blocks of keys, whose elements are then repeated side by side for the keys of each
-                        block (Unsqueeze, Expand and Reshape, as repeat_interleave is exported)
+    hidden = torch.ones(shape, dtype=torch.bool).scatter(-1, top, False)        # as transformers 5 exports it
+    attention(query, key, value, mask=(causal & padding & ~hidden[:, None]))
 
-There has to be exactly one selection. Nothing is assumed about what the TopK ranks or how it breaks ties: the list is
-the model's own. It may list keys that the other conditions exclude, because these are looked up at its entries.
+The mask is taken apart into conditions (conditions.py). Exactly one of them has to be a selection:
+
+    1   ScatterElements(numbers that are all excluded, indices, numbers that are all admitted) along the keys: a key
+        that is not listed is excluded
+    2   ScatterND of the same numbers, whose places are (batch entry, row, entry of indices)
+    3   1 or 2 with an axis of size 1 for the heads
+    4   1 to 3 for blocks of keys, whose elements are then repeated side by side for the keys of each block (Unsqueeze,
+        Expand and Reshape, as repeat_interleave is exported)
+    indices  := those that a TopK of the keys gives, in any integer type
+
+Nothing is assumed about what the TopK ranks or how it breaks ties: the list is the model's own. It may list keys that
+the other conditions exclude, because these are looked up at its entries. It lists no key twice, and as many as its own
+length says, so that a K beyond the number of keys fails in both models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
-from fa_compiler.passes.ir.nodes import (
-    axes_of,
-    constant,
-    input_of,
-    inputs_of,
-    int_attr,
-    is_op,
-    operand_at,
-    producer,
-    sole,
-    text_attr,
-)
+from fa_compiler.passes.algebra.formula import Affine
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, operand_at, producer, sole, text_attr
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.ops.context import Shape, axis_in
+from fa_compiler.passes.sparse.conditions import Condition, ConditionReader
 from fa_compiler.passes.values.facts import Facts
+from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
-MAX_PARTS = 64
-"""Masks of more parts than this are not taken apart further."""
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Keys are excluded where `value` as a truth value equals `when`. Its dimensions are the last ones of
-    [B,1,S1,S2] if `heads`, else of [B,S1,S2]."""
-
-    value: ir.Value
-    when: bool
-    heads: bool
+SCATTERS = ("ScatterElements", "ScatterND")
 
 
 @dataclass(frozen=True)
 class Selection:
     """Keys that a TopK selects.
 
-    `indices` [B,S1,K] are the keys that `top` selects, and `scattered` [B,S1,S2] is made of them. The conditions
-    `others` exclude some of these keys. With a `block` of more than 1 indices and columns are blocks of so many keys.
+    `indices` [B,S1,K] are the keys that `top` selects, and `scattered` [B,S1,S2] is made of them. If `heads`, both have
+    one more axis, of size 1, behind the batch. The conditions `others` exclude some of these keys. With a `block` of
+    more than 1 indices and columns are blocks of so many keys.
     """
 
     top: ir.Node
@@ -75,154 +58,171 @@ class Selection:
     scattered: ir.Value
     others: tuple[Condition, ...]
     block: int = 1
+    heads: bool = False
+
+    @property
+    def scatter(self) -> ir.Node:
+        """The Scatter that makes the mask."""
+        node = producer(self.scattered)
+        assert node is not None
+        return node
+
+    def shape(self, info: ShapeInfo) -> Shape | None:
+        """B, S1, and the number of columns of the tensor that the list is scattered into."""
+        return _without_heads(info.shape(self.scattered), self.heads)
+
+    def count(self, info: ShapeInfo) -> Dim | None:
+        """The number of entries of a list."""
+        shape = info.shape(self.indices)
+        if shape is None:
+            return None
+        return shape[-1]
+
+    def entries(self, builder: Builder) -> ir.Value:
+        """The indices as [B,S1,K]."""
+        return builder.units("Squeeze", self.indices, [1] * self.heads)
+
+
+def _without_heads(shape: Shape | None, heads: bool) -> Shape | None:
+    """B, S1 and the last dimension of a tensor."""
+    if shape is None or not heads:
+        return shape
+    return (shape[0], *shape[2:])
 
 
 @dataclass(frozen=True)
-class _SelectionReader:
-    facts: Facts
+class ScatteredList:
+    """A mask that a Scatter makes of a list: a tensor of truths that exclude where they are `when`."""
+
+    node: ir.Node
+    when: bool
+    block: int
+    reader: ConditionReader
 
     @property
     def info(self) -> ShapeInfo:
-        return self.facts.info
+        return self.reader.facts.info
 
-    def conditions(self, mask: Condition) -> Iterator[Condition]:
-        """The conditions that together exclude what a mask excludes, each once.
+    @property
+    def shape(self) -> Shape:
+        """The dimensions of the tensor, the last of which is the keys, or blocks of keys."""
+        return self.info.shape(self.node.outputs[0]) or ()
 
-        A part that cannot be taken apart is a condition.
-        """
-        pending, known = [mask], {mask}
-        while pending:
-            asked = pending.pop(0)
-            parts = None
-            if len(known) < MAX_PARTS:
-                parts = self._united(asked)
-            if parts is not None:
-                pending.extend(part for part in parts if part not in known)
-                known.update(parts)
-            elif self._truth(asked.value) is not (not asked.when):
-                yield asked
+    @property
+    def excludes_the_rest(self) -> bool:
+        """Is every key excluded, but for those that are listed?"""
+        if text_attr(self.node, "reduction", "none") != "none":
+            return False
+        background, written = (self.reader.truth(operand_at(self.node, place)) for place in (0, 2))
+        return background is self.when and written is not self.when and written is not None
 
-    def _united(self, whole: Condition) -> list[Condition] | None:
-        """The conditions whose union a condition is; None where it is no union."""
-        node, when = producer(whole.value), whole.when
-        operands = inputs_of(node)
-        if is_op(node, "Identity") or self._between_bools(node):
-            return [replace(whole, value=operands[0])]
-        if is_op(node, "Not"):
-            return [replace(whole, value=operands[0], when=not when)]
-        if self._is_union(node, when):
-            return [replace(whole, value=operand) for operand in operands]
-        if is_op(node, "Where"):
-            return self._of_where(whole, operands)
-        if whole.heads and (inner := self._without_heads(node)) is not None:
-            return [Condition(inner, when, heads=False)]
-        return None
-
-    def _is_union(self, node: ir.Node | None, when: bool) -> bool:
-        """Is the result `when` exactly where one of the operands is?"""
-        if when:
-            return is_op(node, "Or") or self._adds_masks(node)
-        return is_op(node, "And")
-
-    def _between_bools(self, node: ir.Node | None) -> TypeGuard[ir.Node]:
-        """Is this a Cast from or to bool? It keeps what is 0 and what is not 0."""
-        return is_op(node, "Cast") and ir.DataType.BOOL in (
-            int_attr(node, "to", 0),
-            self.info.dtype(operand_at(node, 0)),
-        )
-
-    def _adds_masks(self, node: ir.Node | None) -> bool:
-        """Is this a sum of numbers none of which is positive?"""
-        return is_op(node, "Add") and all(map(self._has_no_positive, inputs_of(node)))
-
-    def _has_no_positive(self, value: ir.Value) -> bool:
-        numbers = self.facts.sets.of(value)
-        return numbers is not None and all(number <= 0 for number in numbers)
-
-    def _of_where(self, whole: Condition, operands: Sequence[ir.Value]) -> list[Condition] | None:
-        """The conditions of a Where one of whose branches is excluded everywhere; None where none is."""
-        condition, chosen, other = operands
-        for branch, rest, side in ((chosen, other, True), (other, chosen, False)):
-            if self._truth(branch) is whole.when:
-                return [replace(whole, value=condition, when=side), replace(whole, value=rest)]
-        return None
-
-    def _truth(self, value: ir.Value) -> bool | None:
-        """True where all numbers of a tensor are true, False where all are false, else None."""
-        array = constant(value)
-        if array is not None and array.size == 1:
-            return bool(float(array.reshape(-1)[0]) != 0)
-        numbers = self.facts.sets.of(value) or ()
-        return sole(list({number != 0 for number in numbers}))
-
-    def _without_heads(self, node: ir.Node | None) -> ir.Value | None:
-        """The input of an Unsqueeze from [B,S1,S2] to [B,1,S1,S2]; None for other nodes."""
-        if not is_op(node, "Unsqueeze") or axes_of(node) not in ([1], [-3]):
+    @property
+    def indices(self) -> ir.Value | None:
+        """The listed keys of each row; None where other places are written."""
+        if is_op(self.node, "ScatterND"):
+            return self._last_coordinate(operand_at(self.node, 1))  # 2
+        if axis_in(int_attr(self.node, "axis", 0), len(self.shape)) != len(self.shape) - 1:
             return None
-        shape = self.info.shape(operand_at(node, 0))
-        if shape is None or len(shape) != 3:
-            return None
-        return node.inputs[0]
+        return operand_at(self.node, 1)  # 1
 
-    def selected(self, condition: Condition) -> Selection | None:
-        """The selection that a condition is, without other conditions; None where it is no selection."""
-        tensor = self._excluding_tensor(condition)
-        if tensor is None:
-            return None
-        value, when, block = tensor
-        indices = self._scattered(value, when)
-        if indices is None or (top := self._top(indices)) is None:
-            return None
-        shape, listed = self.info.shape(value) or (), self.info.shape(indices) or ()
-        # Every row of the mask needs a list: ScatterElements leaves the rows beyond those of its indices as they are.
-        if len(shape) != 3 or len(listed) != 3 or listed[:2] != shape[:2]:
-            return None
-        if self.info.shape(operand_at(top, 0)) != shape:
-            return None
-        return Selection(top, indices, value, (), block)
-
-    def _scattered(self, value: ir.Value, when: bool) -> ir.Value | None:
-        """The indices of a ScatterElements along the keys, which writes the other truth value into a tensor that is
-        `when` everywhere; None for other values."""
-        node = producer(value)
-        if not is_op(node, "ScatterElements"):
-            return None
-        if int_attr(node, "axis", 0) not in (-1, 2) or text_attr(node, "reduction", "none") != "none":
-            return None
-        if self._truth(operand_at(node, 0)) is not when or self._truth(operand_at(node, 2)) is not (not when):
-            return None
-        return input_of(node, 1)
-
-    def _top(self, indices: ir.Value) -> ir.Node | None:
+    @property
+    def top(self) -> ir.Node | None:
         """The TopK of the keys that lists these indices, in any integer type; None where none does."""
-        source = indices
+        source = self.indices
         while is_op(maker := producer(source), "Cast", "Identity"):
             if self.info.dtype(source) not in INTEGERS:
                 return None
             source = operand_at(maker, 0)
-        if not is_op(maker, "TopK") or source is not maker.outputs[1] or int_attr(maker, "axis", -1) not in (-1, 2):
+        rank = len(self.info.shape(source) or ())
+        if not is_op(maker, "TopK") or source is not maker.outputs[1]:
             return None
-        return maker
+        return maker if axis_in(int_attr(maker, "axis", -1), rank) == rank - 1 else None
 
-    def _excluding_tensor(self, condition: Condition) -> tuple[ir.Value, bool, int] | None:
-        """The tensor [B,S1,S2] that layout operators make a condition of, the truth value of it that excludes, and 1.
+    @property
+    def lists_every_row(self) -> bool:
+        """Has every row of the mask a list of its own keys? A Scatter leaves the rows beyond those of its indices as
+        they are."""
+        ranked, listed = (self.info.shape(value) for value in (operand_at(self.top, 0), self.indices))
+        return ranked == self.shape and listed is not None and listed[:-1] == self.shape[:-1]
 
-        For blocks the tensor is [B,S1,blocks], and instead of 1 the number of keys in a block is returned.
+    @property
+    def fault(self) -> str:
+        """Why this is no selection; empty where it is one."""
+        if not self.excludes_the_rest:
+            return "the Scatter does not write one truth value, which keeps a key, into a tensor that excludes all keys"
+        if self.indices is None:
+            return "the Scatter does not write at the keys of a list, each row at those of its own"
+        if self.top is None:
+            return "the list of the Scatter is not what a TopK over the keys gives, so that a key may be in it twice"
+        if not self.lists_every_row:
+            return "the Scatter is not proven to have a list for each row, of the keys that the mask has"
+        return ""
+
+    def _last_coordinate(self, places: ir.Value) -> ir.Value | None:
+        """The last coordinate of places in the tensor, whose other coordinates are the places' own indices; None for
+        other places."""
+        node, listed, shape = producer(places), self.info.shape(places), self.shape
+        if listed is None or len(listed) != len(shape) + 1 or not is_op(node, "Concat"):
+            return None
+        if axis_in(int_attr(node, "axis", 0), len(listed)) != len(shape):
+            return None
+        *counted, last = inputs_of(node)
+        whole = (*listed[:-1], Dim(1))
+        if len(counted) != len(shape) - 1 or any(self.info.shape(part) != whole for part in (*counted, last)):
+            return None
+        positions = Positions(self.info, whole)
+        for axis, part in enumerate(counted):
+            number = positions.number(part, positions.identity_index)
+            if listed[axis] != shape[axis] or (shape[axis].const != 1 and number != Affine.index(axis, len(whole))):
+                return None
+        return self._without_last_axis(last)
+
+    def _without_last_axis(self, value: ir.Value) -> ir.Value | None:
+        """The input of an Unsqueeze or Reshape that adds a last axis of size 1; None for other values."""
+        source, shape = operand_at(producer(value), 0), self.info.shape(value) or ()
+        if not is_op(producer(value), "Unsqueeze", "Reshape") or self.info.shape(source) != shape[:-1]:
+            return None
+        return source
+
+
+@dataclass(frozen=True)
+class SelectionReader:
+    """Finds selections among the conditions of a mask."""
+
+    reader: ConditionReader
+
+    def selected(self, condition: Condition) -> Selection | None:
+        """The selection that a condition is, without other conditions; None where it is no selection."""
+        scattered = self.scattered(condition)
+        if scattered is None or scattered.fault:
+            return None
+        top, indices = scattered.top, scattered.indices
+        assert top is not None and indices is not None
+        tensor, heads = scattered.node.outputs[0], len(scattered.shape) == 4
+        return Selection(top, indices, tensor, (), scattered.block, heads)
+
+    def scattered(self, condition: Condition) -> ScatteredList | None:
+        """The Scatter that makes a condition, seen through layout operators; None where none does, and where other axes
+        than those of batch, rows and keys are read.
+
+        The tensor may have an axis of size 1 for the heads (3), and blocks in place of keys (4).
         """
         space, when = AxisSpace(), condition.when
-        view = Viewer(self.facts, space).view(condition.value, factors=False)
+        view = Viewer(self.reader.facts, space).view(condition.value, factors=False)
         if view is None:
             return None
         own, dims = space.resolve_all(view.base_dims), space.resolve_all(view.dims)
         if condition.heads and len(dims) == 4 and not dims[1]:
             dims = (dims[0], *dims[2:])
+        if len(own) == 4 and not own[1]:
+            own = (own[0], *own[2:])
         block = _repeated_block(own, dims, space)
-        if block is None:
-            return None
         base = view.base
-        while is_op(node := producer(base), "Not") or self._between_bools(node):
+        while is_op(node := producer(base), "Not") or self.reader.is_between_bools(node):
             base, when = operand_at(node, 0), when is not is_op(node, "Not")
-        return base, when, block
+        if block is None or not is_op(node, *SCATTERS):
+            return None
+        return ScatteredList(node, when, block, self.reader)
 
 
 def _repeated_block(own: Arrangement, dims: Arrangement, space: AxisSpace) -> int | None:
@@ -239,23 +239,20 @@ def _repeated_block(own: Arrangement, dims: Arrangement, space: AxisSpace) -> in
 
 def selection(mask: ir.Value, facts: Facts) -> Selection | None:
     """The selection in a boolean mask of rank 4, True where a key is excluded; None without one or with several."""
+    return sole(selections(mask, facts))
+
+
+def selections(mask: ir.Value, facts: Facts) -> list[Selection]:
+    """The selections in a boolean mask of rank 4, each beside all other conditions."""
     shape = facts.info.shape(mask)
     if shape is None or len(shape) != 4:
-        return None
-    reader = _SelectionReader(facts)
+        return []
+    reader = ConditionReader(facts)
     parts = list(reader.conditions(Condition(mask, when=True, heads=True)))
-    only = sole([(part, selected) for part in parts if (selected := reader.selected(part)) is not None])
-    if only is None:
-        return None
-    condition, selected = only
-    return replace(selected, others=tuple(other for other in parts if other is not condition))
-
-
-def conditions(mask: ir.Value, when: bool, facts: Facts) -> list[Condition]:
-    """The conditions that together exclude where a mask of [B,S1,S2], or its last dimensions, is `when`."""
-    return list(_SelectionReader(facts).conditions(Condition(mask, when, heads=False)))
+    found = [(part, selected) for part in parts if (selected := SelectionReader(reader).selected(part)) is not None]
+    return [replace(selected, others=tuple(other for other in parts if other is not part)) for part, selected in found]
 
 
 def selection_of(condition: Condition, facts: Facts) -> Selection | None:
     """The selection that a condition is, without other conditions; None where it is no selection."""
-    return _SelectionReader(facts).selected(condition)
+    return SelectionReader(ConditionReader(facts)).selected(condition)

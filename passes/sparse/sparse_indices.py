@@ -32,10 +32,11 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import CLOSE_RANKS
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of, int_attr, operand_at
+from fa_compiler.passes.sparse.conditions import Condition
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
 from fa_compiler.passes.sparse.key_mask import KeyMask, PaddedKeys, hidden_keys, read_key_mask
-from fa_compiler.passes.sparse.selection import Condition, Selection
+from fa_compiler.passes.sparse.selection import Selection
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -99,7 +100,8 @@ class SparseIndices:
             listed = made.by_indexer(reduce(and_, known, KeyMask()))
             if listed is not None:
                 return listed
-        indices = builder.cast(selected.indices, INT32)
+        entries = selected.entries(builder)
+        indices = builder.cast(entries, INT32)
         for condition, part in zip(selected.others, parts, strict=True):
             if part is None or builder.opset < OPSET:
                 excluded = made.in_mask(condition)
@@ -109,7 +111,7 @@ class SparseIndices:
                 continue
             if part.causal:
                 indices = made.without(indices, builder.op("Greater", [indices, made.last_seen()], BOOL))
-            indices = made.without_hidden(indices, builder.cast(selected.indices, INT64), part)
+            indices = made.without_hidden(indices, builder.cast(entries, INT64), part)
         return SparseIndices(builder.units("Unsqueeze", indices, [2]), mode=0)
 
 
@@ -129,7 +131,7 @@ class SparseIndicesBuilder:
         """Entries that are blocks of keys; None where a condition is not causal."""
         if any(part.hidden for part in parts) or self.builder.opset < SORTS_INTEGERS:
             return None
-        indices, mode = self.builder.cast(self.selected.indices, INT32), 0
+        indices, mode = self.builder.cast(self.selected.entries(self.builder), INT32), 0
         if any(part.causal for part in parts):
             shape = self.builder.op("Shape", [indices], INT64)
             count = self.builder.op("Gather", [shape, self.builder.ints([2])], INT64, {"axis": 0})
@@ -182,7 +184,7 @@ class SparseIndicesBuilder:
             candidates = [(0, 0), (0, 1), (1, 1)]
             target = builder.op("Concat", [self.length(*place) for place in candidates], INT64, {"axis": 0})
             value = builder.op("Expand", [value, target], BOOL)
-        entries = builder.cast(self.selected.indices, INT64)
+        entries = builder.cast(self.selected.entries(builder), INT64)
         value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
         if condition.when:
             return value
@@ -205,8 +207,8 @@ class SparseIndicesBuilder:
     def by_indexer(self, whole: KeyMask) -> SparseIndices | None:
         """The entries made by a LightningIndexer; None where they are not known to be the model's."""
         builder = self.builder
-        scores, listed = self._ranked_scores(), builder.info.shape(self.selected.indices)
-        if scores is None or listed is None or (count := listed[2].upper) is None:
+        scores, length = self._ranked_scores(), self.selected.count(builder.info)
+        if scores is None or length is None or (count := length.upper) is None:
             return None
         if self._mask_of(scores) != whole:
             return None
@@ -293,8 +295,8 @@ def selects_in_every_row(selected: Selection, sizes: Sizes, facts: Facts) -> boo
     It is so without other masks. It is also so where the mask beside the selection is causal, the keys are ranked under
     the same mask, and there are no more rows than keys: the first key of the list is then one that the row sees.
     """
-    listed = facts.info.shape(selected.indices)
-    if listed is None or not listed[2].is_at_least(1) or selected.block != 1:
+    count = selected.count(facts.info)
+    if count is None or not count.is_at_least(1) or selected.block != 1:
         return False
     parts = [key_mask_of(condition, sizes, facts.info) for condition in selected.others]
     causal = all(part == KeyMask(causal=True) for part in parts)

@@ -93,7 +93,25 @@ INDEXED["all_of_few_keys"] = (
     + "x = Where(u, low, s) "
 )
 
+EXPORTED = (
+    "listed = Not(u) kept = And(visible, listed) left = Not(kept) f = Cast<to=1>(left) mask = Mul(f, least) "
+    "x = Add(s, mask) "
+)
+INDEXED["exported"] = (
+    SCORES
+    + CAUSAL
+    + "n = Not(m) visible = And(seen, n) v3 = Gather<axis=1>(visible, first) gone = Not(v3) "
+    + "ranked = Where(gone, low, i) "
+    + LIST.format("ranked")
+    + EXPORTED
+)
+
 RANKED = {
+    "exported_without_padding_on_the_index": SCORES
+    + CAUSAL
+    + "n = Not(m) visible = And(seen, n) gone = Not(seen) ranked = Where(gone, low, i) "
+    + LIST.format("ranked")
+    + EXPORTED,
     "another_mask": SCORES + CAUSAL + LIST.format("i") + "a = Where(above, low, s) x = Where(u, low, a) ",
     "mask_on_the_index_alone": SCORES + BOTH + LIST.format("ranked") + "x = Where(u, low, s) ",
     "a_moderate_mask": SCORES
@@ -184,3 +202,20 @@ def test_neither_scores_nor_masks_are_left() -> None:
     result, _ = fused(model(INDEXED["causal"]), assume=["close-ranks"])
     left = {node.op_type for node in result.graph.node}
     assert not left & {"MatMul", "Softmax", "ScatterElements", "TopK", "Relu", "Trilu", "GatherElements", "GatherND"}
+
+
+def test_one_row_that_sees_all_keys() -> None:
+    """A causal mask of one token excludes nothing, however it is written on the index scores."""
+    causal = (
+        "size = Shape<start=3, end=4>(s) t0 = Squeeze(size) one = Constant<value=int64 {1}>() at = Sub(t0, one) "
+        "column = Range(first, t0, one) seen = LessOrEqual(column, at) n = Not(m) visible = And(seen, n) "
+        "v3 = Gather<axis=1>(visible, first) gone = Not(v3) ranked = Where(gone, low, i) "
+    )
+    body = PRODUCT_QK + START + SCORES + causal + LIST.format("ranked") + EXPORTED + SOFTMAX.format("x") + PRODUCT_PV
+    inputs = "float[B,4,1,8] q, float[B,4,T,8] k, float[B,4,T,8] v"
+    proto = parse(body, MORE.replace("S", "1"), inputs=inputs, outputs="float[B,4,1,8] y")
+    result, report = fused(proto, assume=["close-ranks"])
+    assert report.blocks[0].assumed == ("close-ranks",)
+    for seed in range(3):
+        feeds = random_feeds(proto, seed)
+        assert_same(run(result, feeds)[0], run(proto, feeds)[0], 1e-5)
