@@ -259,8 +259,9 @@ class ScoreBias:
         if len(shape) > 3:
             raise call.decline(Code.READY_MADE, f"a mask of rank {len(shape)}, which ONNX Runtime does not take here")
         room = isinstance(self.past, PreallocatedCache)
-        # The softmax over a single key is 1, whatever finite number is added to its score.
-        unseen = columns.never_one or (self.bias is None and self.filter > FILTER_FLOOR and columns.const != 1)
+        # The softmax over a single key is 1 where the sum of its score and the number is finite.
+        finite = abs(self.filter) < -FILTER_FLOOR
+        unseen = columns.never_one or (self.bias is None and finite and columns.const != 1)
         if call.dim(mask, -1).const == 1 and unseen and not room:
             return None
         zero = builder.constant(np.array(0, dtype=np.int32), "number")

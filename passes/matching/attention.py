@@ -41,6 +41,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import is_op, operand_at
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
+from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_ops import Floor, Scale, Select
 from fa_compiler.passes.matching.activation_rounding import with_lost_scores
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
@@ -102,8 +103,9 @@ def _match_of(paths: AttentionPaths) -> AttentionMatch:
     _check_shifts(paths, key.kv_seq)
     probabilities = Probabilities.of(paths)
     found_sink = _found_sink(paths, key.kv_seq, probabilities)
-    _check_unbounded(paths, found_sink)
     masking, output = Masking.of(paths, key, probabilities, found_sink), paths.output
+    if masking.guard is RowGuard.BIAS and masking.plan.nan_rows:
+        _check_unbounded(paths, "the guard tests the bias, where the operator tests the scores with it")
     if found_sink is None and (zeroed := zeroed_rows(paths, probabilities, masking)) is not None:
         masking, output = zeroed.masking, zeroed.where.outputs[0]
     pv = probabilities.product(paths)
@@ -189,17 +191,16 @@ def _found_sink(paths: AttentionPaths, kv_seq: Axes, probabilities: Probabilitie
     return found_sink
 
 
-def _check_unbounded(paths: AttentionPaths, found_sink: FoundSink | None) -> None:
-    """Decline a factor of unknown size beside an operation for which an infinite score and NaN differ (factors.py, case
-    2)."""
+def _check_unbounded(paths: AttentionPaths, what: str | None) -> None:
+    """Decline a factor of unknown size beside what gives another result for a score that is infinite or NaN, in words
+    (factors.py, case 2); None where nothing does."""
     factor = paths.scores.unbounded
-    if factor is None:
+    if factor is None or what is None:
         return
-    if (what := _why_infinity_matters(paths, found_sink)) is not None:
-        by = "divided by" if factor.divides else "multiplied by"
-        name = "" if factor.value is None else factor.value.name
-        reason = f"the scores are {by} {name!r}, which is not proven to leave them finite, and {what}"
-        raise Decline(Code.SCALE, reason, factor.node)
+    by = "divided by" if factor.divides else "multiplied by"
+    name = "" if factor.value is None else factor.value.name
+    reason = f"the scores are {by} {name!r}, which is not proven to leave them finite, and {what}"
+    raise Decline(Code.SCALE, reason, factor.node)
 
 
 def _why_infinity_matters(paths: AttentionPaths, found_sink: FoundSink | None) -> str | None:

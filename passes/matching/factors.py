@@ -31,7 +31,8 @@ Refused: a factor on the probabilities that may be NaN, in front of a guard; a f
 would have to scale the term, too; in case 2 another factor after it that may make a product smaller, because t times
 the scores may have overflowed before, or that is after the subtraction of the maximum, because t times both factors may
 overflow; and in case 2 everything that tells infinite scores from NaN: soft caps, sinks, floors, selections that put
-another number than -inf into the scores, and guards that test the scores.
+another number than -inf into the scores, guards that test the scores, and guards that test a bias, which in the
+operator test the scores with it. A bias that becomes a boolean mask needs no such guard.
 """
 
 from __future__ import annotations

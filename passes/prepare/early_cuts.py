@@ -143,9 +143,10 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
     """A Transpose that only such cuts read; None for other nodes."""
     if not is_op(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
-    shape, cuts = info.shape(node.outputs[0]), _all_cuts(node.outputs[0], info)
+    shape = info.shape(node.outputs[0])
+    cuts = _all_cuts(node.outputs[0], shape, info) if shape else ()
     axis = sole({cut.axis for cut in cuts})
-    if shape is None or axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
+    if not shape or axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
         return None
     perm = permutation(node, len(shape))
     if perm is None or not all(_is_multiplied(cut.value, info) for cut in cuts):
@@ -153,10 +154,10 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
     return _Packed(node, axis, cuts, tuple(perm))
 
 
-def _all_cuts(packed: ir.Value, info: ShapeInfo) -> tuple[_Cut, ...]:
-    """What all readers of a tensor cut out of it; nothing where one of them does something else, or a cut is an
-    output."""
-    by_reader = [_cuts(reader, packed, info) for reader, _ in packed.uses()]
+def _all_cuts(packed: ir.Value, shape: Shape, info: ShapeInfo) -> tuple[_Cut, ...]:
+    """What all readers of a tensor of this shape cut out of it; nothing where one of them does something else, or a cut
+    is an output."""
+    by_reader = [_cuts(reader, packed, shape, info) for reader, _ in packed.uses()]
     cuts = tuple(cut for own in by_reader for cut in own)
     if not all(by_reader) or holds_output(cut.value for cut in cuts):
         return ()
@@ -186,18 +187,18 @@ def _is_multiplied(value: ir.Value, info: ShapeInfo) -> bool:
     )
 
 
-def _cuts(reader: ir.Node, packed: ir.Value, info: ShapeInfo) -> list[_Cut]:
+def _cuts(reader: ir.Node, packed: ir.Value, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """The parts of known places that a node cuts out of a tensor, all along one axis; none for other nodes."""
     maker = packed.producer()
     cutting = CUTTING.get(reader.op_type) if is_op(reader, *CUTTING) else None
     if cutting is None or reader.inputs[0] is not packed or maker is None or reader.graph is not maker.graph:
         return []
-    return cutting(reader, info.shape(packed) or (), info)
+    return cutting(reader, shape, info)
 
 
 def _split_cuts(split: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """Case 1."""
-    axis, cuts, start = int_attr(split, "axis", 0) % max(len(shape), 1), list[_Cut](), 0
+    axis, cuts, start = int_attr(split, "axis", 0) % len(shape), list[_Cut](), 0
     for part in split.outputs:
         own = info.shape(part) or ()
         size = own[axis].const if axis < len(own) else None
@@ -210,7 +211,7 @@ def _split_cuts(split: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
 
 def _gathered_cut(gather: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """Case 2."""
-    axis, index = int_attr(gather, "axis", 0) % max(len(shape), 1), constant(input_of(gather, 1), limit=1)
+    axis, index = int_attr(gather, "axis", 0) % len(shape), constant(input_of(gather, 1), limit=1)
     length = shape[axis].const
     if index is None or index.size != 1 or index.ndim > 1 or length is None:
         return []

@@ -540,6 +540,13 @@ PACKED: dict[str, tuple[dict[str, Any], str | None]] = {
         {"mask": ("B 1", np.zeros((2, 1), np.int32)), "mask_filter_value": -math.inf},
         "atten_mask",
     ),
+    **{
+        f"[B, 1] of {number:g} of one key": (
+            {"mask": ("B 1", np.array([[0], [1]], np.int32)), "S": 1, "mask_filter_value": number},
+            "real_shift",
+        )
+        for number in (math.inf, math.nan, 3.4e38)
+    },
     "addend": ({"addend": ("1 2 S S", addend(1, 2, 4, 4))}, "real_shift"),
     "addend, mask, causal": (
         {

@@ -298,6 +298,22 @@ def test_a_factor_of_any_size_beside_what_tells_infinity_from_nan(name: str) -> 
         assert (block.code, block.culprit) == (code, "w" if code else None), block
 
 
+@pytest.mark.parametrize("bias", ["b", "m"])
+def test_a_factor_of_any_size_beside_a_guard_that_tests_the_bias(bias: str) -> None:
+    """The operator tests the scores with the bias: -inf where t is, and NaN where the bias is -inf and t +inf. A bias
+    that becomes a boolean mask needs no guard; it hides what an infinite score would be beside -inf."""
+    numbers = (0.5, np.inf, -np.inf, 1e38) if bias == "b" else (0.5, -0.5)
+    made = "n = Identity(b) " if bias == "b" else "n = Where(m, zero, low) "
+    guard = "o = ReduceMax<axes=[-1]>(n) i = Equal(o, low) p = Where(i, zero, p0) "
+    for scaling, code in ((ANY, "scale" if bias == "b" else None), ("u = Tanh(t) w = Mul(s, u) ", None)):
+        body = PRODUCT_QK + NUMBERS + LEAST + scaling + made + "x = Add(w, n) p0 = Softmax<axis=-1>(x) " + guard
+        proto = _model(body + PRODUCT_PV, f"{MASK}, {TIMES}, float[B,1,1,T] b", "")
+        lowered = np.where(PADDING, np.float32(0.5), -np.float32(np.inf))
+        for number in numbers:
+            block = same(proto, m=PADDING, b=lowered, t=np.array(number, np.float32))
+            assert (block.code, block.culprit) == (code, "w" if code else None), block
+
+
 KEYS = "c = Constant<value=float[6] {1.0,2.0,3.0,4.0,5.0,6.0}>() "
 SIX = "float[B,4,5,8] q, float[B,4,6,8] k, float[B,4,6,8] v"
 REFUSED = {

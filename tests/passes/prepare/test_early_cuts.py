@@ -115,3 +115,16 @@ def test_a_declined_model_stays() -> None:
     graph = ir.from_proto(proto)
     assert fuse(graph).blocks[0].status == "declined"
     assert ir.to_proto(graph) == ir.to_proto(ir.from_proto(proto))
+
+
+@pytest.mark.parametrize("cut", ["Gather<axis=0>(t2, i0)", "Split<axis=0>(t2, n1)", "Slice(t2, n0, n1, n0)"])
+def test_a_cut_of_a_tensor_of_unknown_rank(cut: str) -> None:
+    """Beside an attention, something else cuts a transposed tensor whose number of dimensions is unknown."""
+    turned = "w = Reshape(x, to) t2 = Transpose(w) "
+    other = turned + f"c2 = {cut} z = ReduceSum<keepdims=0>(c2) "
+    proto = model(TURNED + GATHERED + ATTENTION + other, "float[B,S,32] y, float z", more="int64[R] to")
+    result, report = fused(proto)
+    assert report.blocks[0].status == "fused"
+    feeds = random_feeds(proto, to=np.array([-1, 1], np.int64))
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
