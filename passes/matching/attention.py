@@ -103,6 +103,7 @@ def _match_of(paths: AttentionPaths) -> AttentionMatch:
     _check_shifts(paths, key.kv_seq)
     probabilities = Probabilities.of(paths)
     found_sink = _found_sink(paths, key.kv_seq, probabilities)
+    _check_unbounded(paths, _why_infinity_matters(paths, found_sink))
     masking, output = Masking.of(paths, key, probabilities, found_sink), paths.output
     if masking.guard is RowGuard.BIAS and masking.plan.nan_rows:
         _check_unbounded(paths, "the guard tests the bias, where the operator tests the scores with it")
