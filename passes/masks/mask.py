@@ -212,6 +212,8 @@ class MaskPlanner:
     unbounded: bool = False
     """Do scores of unknown size meet the terms? They may outweigh the finite number of a mask that is added to them, or
     be NaN in a row that is masked everywhere. Every mask then stays a bias."""
+    narrow: bool = False
+    """Is the result of 16 bits?"""
     _structures: dict[tuple[Term, ...], Structure | NoStructure] = field(default_factory=dict, init=False)
 
     @property
@@ -289,9 +291,10 @@ class MaskPlanner:
 
     def _rounds_rows(self, step: BiasOp) -> bool:
         """May a step of a bias add finite numbers to 16-bit scores in which they are rounded away? The kernels of ONNX
-        and ONNX Runtime add in 16 bits or in 32."""
-        dtype = self.viewer.info.dtype(step.node.outputs[0])
-        return dtype in SIXTEEN_BITS and not self._adds_only(step, lambda x: x == -math.inf or abs(x) <= LARGE_HALF)
+        and ONNX Runtime add in 16 bits or in 32. They do so where query, key and value have 16 bits, too, whose scores
+        the model casts to 32."""
+        is_short = self.narrow or self.viewer.info.dtype(step.node.outputs[0]) in SIXTEEN_BITS
+        return is_short and not self._adds_only(step, lambda x: x == -math.inf or abs(x) <= LARGE_HALF)
 
     def _adds_only(self, step: BiasOp, accepted: Callable[[float], bool]) -> bool:
         """Does a step of a bias add or put in accepted numbers only, or numbers that are as large as scores? Other

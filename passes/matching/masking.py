@@ -31,6 +31,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import BOUNDED_SCORES, DROP_ROUNDINGS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import UNKNOWN, TermValues
@@ -81,6 +82,7 @@ class Masking:
             packing=not paths.route.gradient or probabilities.dropout is None,
             gradient=paths.route.gradient,
             unbounded=paths.scores.unbounded is not None,
+            narrow=paths.viewer.info.dtype(paths.after.product.output) in SIXTEEN_BITS,
         )
         guarded.check_empty_rows(paths, planner.values)
         masking = Masking(MaskPlan(), planner, row, guarded.tested, guarded.factors, terms, guard)

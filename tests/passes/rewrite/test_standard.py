@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -416,6 +417,30 @@ def test_a_mask_of_16_bits_whose_sums_are_not_rounded() -> None:
         assert report.blocks[0].code == Code.EMPTY_ROWS
     _, report = rewritten(model, "contrib", "ort-cuda", "no-empty-rows")
     assert report.blocks[0].status == "fused"
+
+
+STANDARD: tuple[Target, ...] = ("onnx", "contrib")
+CAST_UP = (
+    "u = Cast<to=1>(s) low = Constant<value=float {-10000.0}>() none = Constant<value=float {0.0}>() "
+    "f = Where(m, none, low) x = Add(u, f) p0 = Softmax<axis=-1>(x) p = Cast<to=10>(p0) "
+)
+
+
+def test_a_mask_that_is_added_in_32_bits_beside_operands_of_16() -> None:
+    """The operators of ONNX and ONNX Runtime may add it in 16 bits, which rounds a row that is masked everywhere. Ours
+    adds in 32 bits."""
+    short = SQUARE.replace("float[", "float16[")
+    body = PRODUCT_QK + CAST_UP + PRODUCT_PV
+    model = parse(body, "bool[B,1,1,S] m", inputs=short, outputs="float16[B,4,S,8] y", initializers=NUMBERS)
+    for target, words in itertools.product(STANDARD, ((), ("no-empty-rows",))):
+        _, report = rewritten(model, target, None, *words)
+        (block,) = report.blocks
+        assert block.code == (None if words else Code.EMPTY_ROWS), (target, block.reason)
+    result, report = rewritten(model, "ort")
+    assert report.blocks[0].status == "fused"
+    feeds = random_feeds(model)
+    feeds["m"][1] = False
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-3)
 
 
 @pytest.mark.parametrize("target", ["onnx", "contrib"])
