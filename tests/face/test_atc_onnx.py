@@ -44,6 +44,7 @@ def test_route_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         f"next, in {out}:\n"
         "  1. build and install ATC's plugin for FlashAttentionScore, as plugin/README.md says\n"
         f"  2. where CANN is installed, run {out}/atc.sh\n"
+        f"  3. to compile each fused operator alone, run {out}/single_op.sh\n"
     )
     assert capsys.readouterr().out.endswith(steps)
     assert written(out) == [
