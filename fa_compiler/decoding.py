@@ -43,6 +43,10 @@ COUNTS = frozenset({SWITCH, "past_sequence_length", "total_sequence_length"})
 """Those that tell the number of tokens itself, as the inputs `Cache.length` do."""
 
 POSITIONS = ("position_ids", "cache_position")
+CONTINUED = ("attention_mask", "position_ids")
+"""Inputs that differ between the sequences of a padded batch, and go on from one step to the next."""
+BY_SEQUENCE = 2
+"""The axes of an input with numbers for each sequence."""
 
 OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind", re.IGNORECASE)
 """What ONNX Runtime says of an index that is too large."""
@@ -85,7 +89,8 @@ class DecodingSession:
             if not self.caches_by_input:
                 raise InputError(
                     f"{self.name} has no caches: no input of it is continued by an output, as past_key_values by "
-                    "present; export the decoder with its past, such as optimum's text-generation-with-past"
+                    "present; export the decoder with its past, such as optimum's text-generation-with-past, or give "
+                    "the decode file that transformers writes beside this one"
                 )
             _check_open(self.name, proto, self.caches_by_input.values())
             self._session = _session(path, self.name, proto, threads, optimise)
@@ -141,13 +146,15 @@ class DecodingSession:
         self._batch: int | None = None
         self._values: dict[str, ort.OrtValue] = {}
         self._memory: dict[str, Array] = {}
+        self._last: dict[str, Array] = {}
 
     def step(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """Run the model on new tokens, one or several, and append them to the caches.
 
         Args:
-            inputs: all inputs but the caches. Those that follow from the number of tokens may be left out: a mask of
-                all tokens (ones), positions, and lengths.
+            inputs: all inputs but the caches. Those that follow from the number of tokens may be left out: the mask,
+                positions, and lengths. The mask goes on with ones from that of the step before, and positions count on
+                from the last ones, so that a padded batch has to be told of once.
 
         Returns:
             The outputs by name, without the caches. bfloat16 is `ml_dtypes.bfloat16`.
@@ -176,6 +183,9 @@ class DecodingSession:
             if cache.past not in self._memory and not (cache.kind == "kept" and self._length):
                 self._values[cache.past] = found[present]
         self._length, self._batch = self._length + new, batch
+        self._last = {
+            name: feeds[name] for name in CONTINUED if name in feeds and len(feeds[name].shape) == BY_SEQUENCE
+        }
         return {name: from_ort(value) for name, value in found.items() if name not in self._presents}
 
     def _binding(self, feeds: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
@@ -202,16 +212,20 @@ class DecodingSession:
     def take_caches(self, caches: Mapping[str, npt.ArrayLike]) -> None:
         """Go on with the caches of another session (its `caches`) or model, by the names of this model's inputs.
 
+        The outputs of a prompt's model that transformers exports may be given as they are: its `cache.layers.0.keys` is
+        this model's `input.cache.layers.0.keys`.
+
         Raises:
             InputError: a cache is missing or does not fit, or the caches hold different numbers of tokens.
         """
         if not isinstance(caches, Mapping):
             raise InputError("the caches are arrays by the names of inputs, such as the `caches` of another session")
         arrays: dict[str, Array] = {}
+        given = {name if name in self.caches_by_input else f"input.{name}": array for name, array in caches.items()}
         for name, cache in self.caches_by_input.items():
-            if name not in caches:
+            if name not in given:
                 raise InputError(f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})")
-            arrays[name] = self._array("the caches", name, caches[name])
+            arrays[name] = self._array("the caches", name, given[name])
             self._check_shape("the cache", name, arrays[name], cache.axis)
         lengths = {
             name: array.shape[self.caches_by_input[name].axis]
@@ -240,6 +254,7 @@ class DecodingSession:
             taken._values,
             taken._memory,
         )
+        self._last = {}
 
     def _check_shape(self, what: str, name: str, array: Array, free: int | None = None) -> None:
         """Raise InputError for an array with another number of dimensions, or another fixed size, than the input.
@@ -277,6 +292,10 @@ class DecodingSession:
             cache = self.caches_by_input[name]
             if name not in self._memory and cache.has_tokens:
                 self._values[name] = to_ort(np.array(_rows(from_ort(value), cache, length)))
+        if (mask := self._last.get("attention_mask")) is not None:
+            self._last["attention_mask"] = mask[:, :length]
+        if (places := self._last.get("position_ids")) is not None:
+            self._last["position_ids"] = places - (self._length - length)
         self._length = length
 
     def _given(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
@@ -379,13 +398,17 @@ class DecodingSession:
             made = np.full([1] * rank, held > 0)
         elif name == "attention_mask":
             made = np.ones((batch, total))
+            if name in self._last and self._last[name].shape == (batch, held):
+                made[:, :held] = self._last[name]
         elif name == "total_sequence_length":
             made = np.full([1] * rank, total)
         elif name == "seqlens_k":
             made = np.full([batch, 1][:rank], total - 1)
         else:
             places = np.arange(held, total)
-            made = np.broadcast_to(places, (batch, new)) if rank == 2 else places
+            made = np.broadcast_to(places, (batch, new)) if rank == BY_SEQUENCE else places
+            if name in self._last and self._last[name].shape[0] in (1, batch):
+                made = self._last[name][:, -1:] + np.arange(1, new + 1)
         return np.ascontiguousarray(made.astype(dtype)) if made.ndim else np.asarray(made.astype(dtype))
 
     def _capacity(self, tokens: int) -> int:
@@ -436,6 +459,12 @@ class DecodingSession:
         """The shapes of the caches without tokens. Sizes that neither past nor present tells are those of the new rows,
         or those that the nodes demand."""
         shapes = {name: self._empty_shape(cache, batch) for name, cache in self.caches_by_input.items()}
+        for name, cache in self.caches_by_input.items():
+            if cache.kind == "state" and -1 in shapes[name][1:]:
+                raise InputError(
+                    f"{self.name} leaves the size of its state '{name}' open: begin with take_caches, and give it the "
+                    "outputs of the model that reads the prompt"
+                )
         for found in (self._sizes_of_rows, self._demanded_sizes):
             if any(-1 in shape for shape in shapes.values()):
                 known = found(batch)

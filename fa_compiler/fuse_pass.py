@@ -46,7 +46,7 @@ class FuseAttention(ir.passes.FunctionalPass):
         restore_graph_operators(result)
         self.report, info = fuse_checked(result, self._options)
         self.report.model = name_of(model)
-        if not self.report.count("fused"):
+        if not self.report.is_changed:
             return ir.passes.PassResult(model.clone(), modified=False)
         if self._options.target == "ort":
             add_functions(result, to_file_operators(result, info if self._options.bodies else None))

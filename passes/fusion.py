@@ -100,6 +100,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     else:
         prepared.undo()
     blocks, caches = use_buffers(model, info, run.names, blocks) if options.in_place_caches else (blocks, [])
+    if options.in_place_caches and not caches:
+        run.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
     return Report(
         list(_numbered(blocks)),
         target=options.target,

@@ -57,6 +57,9 @@ NAMES = (
 SWITCH = "use_cache_branch"
 """The input of a merged decoder that tells whether there are cached tokens."""
 
+STATE_AXES = 2
+"""The axes behind the batch of the columns that a causal convolution keeps: channels and columns."""
+
 Kind = Literal["buffer", "shared", "kept", "state", "growing"]
 
 
@@ -185,7 +188,7 @@ def _of_names(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Ki
         for words in NAMES:
             other = outputs.get(name.replace(*words, 1))
             if other is not None and other.name != name and other.type.tensor_type.elem_type == type_.elem_type:
-                yield name, other.name, None, _kind(info)
+                yield name, other.name, None, _kind(info, other)
                 break
 
 
@@ -193,12 +196,18 @@ def _is_of_encoder(name: str) -> bool:
     return re.search("encoder|cross", name) is not None
 
 
-def _kind(info: onnx.ValueInfoProto) -> Kind:
-    """The kind of a cache that only its name tells."""
-    if _is_of_encoder(info.name):
+def _kind(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> Kind:
+    """The kind of a cache that only its name tells. One of as many columns behind a run as before it is a state."""
+    if _is_of_encoder(past.name):
         return "kept"
-    opened = [dim for dim in info.type.tensor_type.shape.dim[1:] if not fixed_size(dim)]
-    return "growing" if opened else "state"
+    before, after = (
+        [fixed_size(dim) or dim.dim_param for dim in info.type.tensor_type.shape.dim[1:]] for info in (past, present)
+    )
+    if all(isinstance(size, int) for size in before):
+        return "state"
+    if len(before) == STATE_AXES and all(before) and before == after:
+        return "state"
+    return "growing"
 
 
 def _of_concats(model: onnx.ModelProto) -> Iterator[Cache]:

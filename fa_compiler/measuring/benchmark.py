@@ -97,8 +97,10 @@ def _check_fused(report: Report) -> None:
     """Raise InputError if the original and the result are the same."""
     if report.count("fused"):
         return
-    ready = [each for each in report.blocks if each.status == "already_fused" or each.code == Code.READY_MADE]
-    if ready:
+    hints = [block.hint for block in report.blocks if block.code == Code.READY_MADE and block.hint]
+    if hints:
+        why = f"has an attention operator that is not fused; try: {hints[0]}"
+    elif any(block.status == "already_fused" or block.code == Code.READY_MADE for block in report.blocks):
         why = "is already fused; give the model from which it was made"
     elif report.softmaxes:
         why = "has no attention that is fused; fa-compiler inspect --explain says why"

@@ -166,7 +166,7 @@ def write_model(
     staged = stage.reserve(output)
     report.notes.extend(_place_data(proto, loaded, output, stage, keep))
     report.notes.extend(_data_files(proto, loaded, output))
-    if not report.count("fused"):
+    if not report.is_changed:
         same = "is the input with the changes above" if report.changed_otherwise else "is a copy of the input"
         report.notes.append(f"{_why_unchanged(report)}: the output {same}")
     write(staged, serialised(proto, loaded.weights, str(output)), output)

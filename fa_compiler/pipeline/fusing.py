@@ -160,9 +160,8 @@ def copy_of(loaded: LoadedModel) -> onnx.ModelProto:
 def _result(
     loaded: LoadedModel, model: ir.Model, report: Report, form: Form, info: ShapeInfo | None
 ) -> onnx.ModelProto | None:
-    """The checked result; None if nothing was fused and no FlexAttention was expanded."""
-    fused = bool(report.count("fused"))
-    if not fused and not may_hold_flex(loaded.proto):
+    """The checked result; None if nothing was fused, no cache became a buffer, and no FlexAttention was expanded."""
+    if not report.is_changed and not may_hold_flex(loaded.proto):
         return None
     functions: list[onnx.FunctionProto] = []
     if form != "graph":
@@ -175,7 +174,7 @@ def _result(
         proto, note = written
         report.notes.append(note)
         report.changed_otherwise = True
-    elif not fused:
+    elif not report.is_changed:
         return None
     return _checked(loaded, proto)
 

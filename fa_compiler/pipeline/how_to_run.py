@@ -59,7 +59,7 @@ def how_to_run(
     place, options = os.fspath(path), options or Options()
     if options.target == "ort":
         if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
-            return _in_place(place)
+            return _in_place(place, proto)
         return _with_library(place, proto is None or any(each.domain in DOMAINS for each in proto.functions))
     if options.target == "ascend":
         return _with_atc(place, options, proto)
@@ -98,7 +98,11 @@ def _with_library(path: str, bodies: bool) -> HowToRun:
     )
 
 
-def _in_place(path: str) -> HowToRun:
+def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
+    tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
+    step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
+    if any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
+        step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     return HowToRun(
         "Its caches are buffers, which a session has to bind as past and as present: a DecodingSession does.\n"
         "Other programs bind them as `fa-compiler docs decoding` describes, with the library of fa_compiler.",
@@ -108,7 +112,7 @@ def _in_place(path: str) -> HowToRun:
                 (
                     "import fa_compiler",
                     f"session = fa_compiler.DecodingSession({_quoted(path)}, room=4096)",
-                    'outputs = session.step({"input_ids": [[1, 2, 3]]})    # then one token at a time',
+                    f"outputs = session.step({step}",
                 ),
             ),
             Way("Python, in a session of your own", _registered(path)),

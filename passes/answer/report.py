@@ -405,6 +405,11 @@ class Report(Shown):
     caches: Sequence[CacheLine] = ()
     changed_otherwise: bool = False
 
+    @property
+    def is_changed(self) -> bool:
+        """Was anything fused, or did a cache become a buffer?"""
+        return bool(self.count("fused")) or any(cache.present is not None for cache in self.caches)
+
     def count(self, status: Status) -> int:
         """How many softmaxes and attention ops have this status; their gradients are not counted again."""
         return sum(block.status == status for block in self.blocks if block.kind != "backward")

@@ -128,6 +128,54 @@ def test_a_state_is_replaced() -> None:
         fa_compiler.DecodingSession(recurrent(1))
 
 
+def test_a_state_of_open_size_is_that_of_the_prompt() -> None:
+    """A convolution keeps its last columns: as many behind a step as before it, as exporters name the size."""
+    model = recurrent()
+    for info in (model.graph.input[1], model.graph.output[1]):
+        info.type.tensor_type.shape.dim[1].dim_param = "s84"
+    session = fa_compiler.DecodingSession(model)
+    assert [cache.kind for cache in session.caches_by_input.values()] == ["state"]
+    with pytest.raises(InputError, match="leaves the size of its state 'past_sum' open: begin with take_caches"):
+        session.step({"x": np.ones((2, 1, 4), np.float32)})
+    session.take_caches({"past_sum": np.ones((2, 1, 4), np.float32)})
+    assert session.step({"x": np.ones((2, 1, 4), np.float32)})["y"][0, 0, 0] == 4
+
+
+def test_a_padded_batch_goes_on_from_its_first_step() -> None:
+    """The mask and the positions of a step follow from those before it, also behind a rewind."""
+    prompt = {
+        "input_ids": np.array([[1, 1, 5, 6], [7, 8, 9, 4]]),
+        "attention_mask": np.array([[0, 0, 1, 1], [1, 1, 1, 1]]),
+        "position_ids": np.array([[0, 0, 0, 1], [0, 1, 2, 3]]),
+    }
+    told, left = (fa_compiler.DecodingSession(harness.load(LLAMA)) for _ in range(2))
+    for session in (told, left):
+        session.step(prompt)
+    for new in (1, 2):
+        ids = np.full((2, new), 3)
+        seen = told.length + new - 4
+        mask = np.concatenate([prompt["attention_mask"], np.ones((2, seen), np.int64)], 1)
+        places = np.array([[1], [3]]) + np.arange(seen - new + 1, seen + 1)
+        wanted = told.step({"input_ids": ids, "attention_mask": mask, "position_ids": places})
+        np.testing.assert_array_equal(left.step({"input_ids": ids})["logits"], wanted["logits"])
+    left.rewind(5)
+    np.testing.assert_array_equal(left.step({"input_ids": ids})["logits"], wanted["logits"])
+    left.reset()
+    fresh = fa_compiler.DecodingSession(harness.load(LLAMA)).step({"input_ids": ids})
+    np.testing.assert_array_equal(left.step({"input_ids": ids})["logits"], fresh["logits"])
+
+
+def test_the_caches_of_a_prompt_have_its_own_names() -> None:
+    """transformers calls a present `cache.layers.0.keys`, and the past of the next file `input.cache.layers.0.keys`."""
+    model = recurrent()
+    model.graph.input[1].name = model.graph.node[1].input[0] = "input.cache.sum"
+    model.graph.output[1].name = model.graph.node[1].output[0] = "output.cache.sum"
+    model.graph.node[2].input[:] = ["output.cache.sum"] * 2
+    session = fa_compiler.DecodingSession(model)
+    session.take_caches({"logits": np.zeros(1, np.float32), "cache.sum": np.ones((2, 1, 4), np.float32)})
+    assert session.step({"x": np.ones((2, 1, 4), np.float32)})["y"][0, 0, 0] == 4
+
+
 @pytest.mark.parametrize("length", [1.5, "a", True, None])
 def test_what_is_no_number_of_tokens(length: Any) -> None:
     session = fa_compiler.DecodingSession(recurrent())
@@ -406,13 +454,15 @@ def test_what_a_session_shows_of_itself(tmp_path: Path) -> None:
 
 
 def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page's programs choose the tokens that the original would, in one session and in several."""
+    """The page's programs choose the tokens that the original would, in one session and in several. The program with
+    two files needs those of transformers."""
     monkeypatch.chdir(tmp_path)
     saved(harness.load(LLAMA), Path("decoder.onnx"))
     blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
-    assert len(blocks) == 2
+    first, with_two_files, several = blocks
+    assert "take_caches(outputs)" in with_two_files
     found: dict[str, Any] = {}
-    for block in blocks:
+    for block in (first, several):
         exec(block, found)
     session = fa_compiler.DecodingSession("decoder.onnx")
     asked = [*found["prompt"], *found["prompts"]]

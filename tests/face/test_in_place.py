@@ -103,6 +103,39 @@ def test_faulty_metadata(
     assert message in capfd.readouterr().err
 
 
+def test_a_fused_file_gets_its_buffers_later(step: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the report says of the caches is what was written."""
+    at_once, fused, later = (tmp_path / f"{name}.onnx" for name in ("at_once", "fused", "later"))
+    fa_compiler.optimize(step, at_once, in_place_caches=True)
+    fa_compiler.optimize(step, fused)
+    assert main(["optimize", str(fused), "-o", str(later), "--in-place-caches"]) == 0
+    said = capsys.readouterr().out
+    assert said.count("a buffer, written in place") == 2 and "copy of the input" not in said
+    names = [[value.name for value in onnx.load(path).graph.input] for path in (at_once, later)]
+    assert names[0] == names[1] and "cache_length" in names[1]
+    assert fa_compiler.verify(step, later).same
+
+
+def test_a_model_without_caches_is_told(tmp_path: Path) -> None:
+    model = decoder()
+    for place in (4, 3):
+        del model.graph.input[place]
+    model.graph.node[0].CopyFrom(onnx.helper.make_node("Identity", ["k"], ["new_k"]))
+    model.graph.node[1].CopyFrom(onnx.helper.make_node("Identity", ["v"], ["new_v"]))
+    notes = fa_compiler.optimize(model, in_place_caches=True).report.notes
+    assert any("no input is a cache" in note for note in notes)
+
+
 def test_only_for_onnxruntime(step: Path) -> None:
     with pytest.raises(InputError, match="caches in place need the target ort"):
         fa_compiler.optimize(step, target="ascend", in_place_caches=True)
+
+
+@pytest.mark.parametrize(("size", "hint"), [("seq", "[[1, 2, 3]]"), (1, "[[1]]})    # one token a step")])
+def test_the_hint_fits_the_tokens_of_a_step(size: int | str, hint: str, tmp_path: Path) -> None:
+    """An exporter for generation writes a decoder of one token a step."""
+    model = decoder()
+    tokens = onnx.helper.make_tensor_value_info("input_ids", onnx.TensorProto.INT64, ["batch", size])
+    model.graph.input.append(tokens)
+    how = fa_compiler.optimize(model, tmp_path / "a.onnx", in_place_caches=True).how_to_run
+    assert hint in str(how)
