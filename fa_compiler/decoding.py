@@ -338,7 +338,7 @@ class DecodingSession:
         if rows is not None and array is not None:
             batch = array.shape[0] if array.ndim > 1 else 1
             new = 1 if rows.axis is None else array.shape[rows.axis]
-        if not new:
+        if not batch or not new:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
         if self._batch not in (None, batch):
             raise InputError(
@@ -450,7 +450,10 @@ class DecodingSession:
         shape[cache.axis] = fixed or room
         if rows.shape[cache.axis] > shape[cache.axis]:
             raise InputError(f"the cache '{name}' has room for {fixed} tokens, which the model fixes")
-        memory = np.zeros(shape, rows.dtype)
+        try:
+            memory = np.zeros(shape, rows.dtype)
+        except MemoryError:
+            raise InputError(f"the memory is too small for a cache of {shape} {rows.dtype}: give less room") from None
         _rows(memory, cache, rows.shape[cache.axis])[...] = rows
         self._memory[name] = memory
         self._values[name] = to_ort(memory)
@@ -510,16 +513,17 @@ def _type(value: object) -> str:
 
 def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> None:
     """Raise InputError for a cache that grows, although the model fixes its number of tokens."""
-    sizes = {
-        info.name: [fixed_size(dim) for dim in info.type.tensor_type.shape.dim]
-        for info in (*proto.graph.input, *proto.graph.output)
-    }
+    dims = {info.name: info.type.tensor_type.shape.dim for info in (*proto.graph.input, *proto.graph.output)}
+    sizes = {given: [fixed_size(dim) for dim in shape] for given, shape in dims.items()}
     for cache in caches:
         past, present = sizes[cache.past], sizes[cache.present]
         grows = any(size and other and size != other for size, other in zip(past, present, strict=False))
         if cache.kind == "state" and grows:
+            shape = ", ".join(
+                str(size or dim.dim_param or "?") for size, dim in zip(past, dims[cache.past], strict=True)
+            )
             raise InputError(
-                f"{name} fixes the number of tokens in its cache '{cache.past}' {past}, so that no other step can "
+                f"{name} fixes the number of tokens in its cache '{cache.past}' [{shape}], so that no other step can "
                 "follow; export it with a dynamic axis"
             )
 

@@ -34,6 +34,10 @@ class SocVersion:
         return self.arch == 3510
 
 
+FEW = 12
+"""So many SoC versions may stand in one message."""
+
+
 @cache
 def soc_versions() -> dict[str, SocVersion]:
     """All SoC versions by name."""
@@ -49,6 +53,8 @@ def soc_version(name: str) -> SocVersion:
     that only a member of a family could have ("Ascend910B5"), it lists the members.
     """
     known = soc_versions()
+    if not isinstance(name, str):
+        raise UnknownProduct(f"a SoC version is a text such as 'Ascend910B2', not {name!r}")
     if name in known:
         return known[name]
     if family := family_of(name):
@@ -65,9 +71,13 @@ def _hint(name: str) -> str:
         return f", did you mean {spelled!r}?"
     family = next((entry for entry in PRODUCTS if re.fullmatch(entry.pattern, name)), None)
     similar = _members(family) if family else [other for other in known if other.lower().startswith(lower)]
-    if similar:
+    if 0 < len(similar) <= FEW:
         return f"; {'known are' if family is None else f'those of {family.name} are'} {', '.join(similar)}"
-    return suggestion(name, known)
+    close = suggestion(name, known)
+    if "did you mean" in close:
+        return close
+    families = ", ".join(entry.name for entry in PRODUCTS)
+    return f"; give a family to see those of it: {families}"
 
 
 def _members(family: Product) -> list[str]:

@@ -124,7 +124,7 @@ def test_a_state_is_replaced() -> None:
     other = fa_compiler.DecodingSession(recurrent())
     other.take_caches(session.caches)
     assert other.step({"x": np.ones((2, 1, 4), np.float32)})["y"][0, 0, 0] == 25
-    with pytest.raises(InputError, match=r"fixes the number of tokens in its cache 'past_sum' \[0, 1, 4\]"):
+    with pytest.raises(InputError, match=r"fixes the number of tokens in its cache 'past_sum' \[batch, 1, 4\]"):
         fa_compiler.DecodingSession(recurrent(1))
 
 
@@ -443,6 +443,15 @@ def test_sessions_over_the_same_weights(form: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(answer, others, range(4))) == alone
     assert first.length == 3 and {other.length for other in others} == {45}
+
+
+def test_no_sequence_and_too_much_room() -> None:
+    session = fa_compiler.DecodingSession(harness.load(LLAMA))
+    with pytest.raises(InputError, match="the step has no tokens"):
+        session.step({"input_ids": np.zeros((0, 1), np.int64)})
+    model = fa_compiler.optimize(harness.load(LLAMA), in_place_caches=True).model
+    with pytest.raises(InputError, match="the memory is too small for a cache"):
+        fa_compiler.DecodingSession(model, room=10**15).step({"input_ids": [[1]]})
 
 
 def test_what_a_session_shows_of_itself(tmp_path: Path) -> None:

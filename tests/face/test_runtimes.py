@@ -55,7 +55,7 @@ WRONG = {
     "no version": (["--target", "onnx", "--runtime", "openvino=new"], "the version 'new' of openvino is no number"),
     "another target": (["--runtime", "openvino"], "a runtime needs --target onnx or --target contrib"),
     "an unknown target": (["--target", "cuda"], "it is a runtime, so use --target onnx --runtime ort-cuda"),
-    "buffers": (["--target", "contrib", "--in-place-caches"], "caches in place need the target ort"),
+    "buffers": (["--target", "contrib", "--in-place-caches"], 'caches in place go with the target "ort"'),
     "a product": (["--target", "onnx", "--soc-version", "A2"], 'go with the target "ascend"'),
     "an unknown assumption for all": (["--runtime", "all", "--assume", "luck"], "unknown assumption 'luck'"),
     "an opset of another target": (["--opset", "25"], "an opset needs --target onnx"),

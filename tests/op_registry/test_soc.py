@@ -51,3 +51,14 @@ def test_an_everyday_name_of_a_product_is_answered_with_its_short_name(name: str
     with pytest.raises(UnknownProduct) as caught:
         product(name)
     assert str(caught.value) == f"unknown product or SoC version {name!r}; Atlas {short} is {short!r}"
+
+
+@pytest.mark.parametrize("name", ["A5", "", "Ascend"])
+def test_of_many_names_the_families_are_listed(name: str) -> None:
+    with pytest.raises(UnknownProduct, match="give a family to see those of it: A2, A3, 950, 310P, 310B, 910"):
+        soc_version(name)
+
+
+def test_a_soc_version_is_a_text() -> None:
+    with pytest.raises(UnknownProduct, match="a SoC version is a text such as 'Ascend910B2', not None"):
+        soc_version(None)  # type: ignore[arg-type]
