@@ -232,13 +232,9 @@ class DecodingSession:
             for name, array in arrays.items()
             if self.caches_by_input[name].has_tokens
         }
-        if len(set(lengths.values())) > 1:
-            told = ", ".join(f"'{name}' holds {length}" for name, length in lengths.items())
-            raise InputError(f"the caches hold different numbers of tokens: {told}")
+        _check_equal(lengths, "hold different numbers of tokens", "holds")
         batches = {name: array.shape[0] for name, array in arrays.items() if self._is_batch_first(name)}
-        if len(set(batches.values())) > 1:
-            told = ", ".join(f"'{name}' is of {batch}" for name, batch in batches.items())
-            raise InputError(f"the caches are of different numbers of sequences: {told}")
+        _check_equal(batches, "are of different numbers of sequences", "is of")
         length = next(iter(lengths.values()), 0)
         taken = self.another()
         taken.room, taken._length, taken._batch = self.room, length, next(iter(batches.values()), None)
@@ -509,6 +505,13 @@ def _check_number(what: str, value: int, least: int) -> None:
 def _type(value: object) -> str:
     """What a value is, in words."""
     return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _check_equal(numbers: Mapping[str, int], what: str, verb: str) -> None:
+    """Raise InputError for caches that do not have one number in common."""
+    if len(set(numbers.values())) > 1:
+        told = ", ".join(f"'{name}' {verb} {number}" for name, number in numbers.items())
+        raise InputError(f"the caches {what}: {told}")
 
 
 def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> None:

@@ -13,7 +13,7 @@ from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.answer.budget import limited, limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
-from fa_compiler.passes.answer.report import Block, Code, Kind, Missed, MissedCode, Progress, Report, Status
+from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, MissedCode, Progress, Report, Status
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
@@ -99,9 +99,9 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         run.notes.extend(corrected)
     else:
         prepared.undo()
-    blocks, caches = use_buffers(model, info, run.names, blocks) if options.in_place_caches else (blocks, [])
-    if options.in_place_caches and not caches:
-        run.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
+    caches: list[CacheLine] = []
+    if options.in_place_caches:
+        blocks, caches = run.use_buffers(model, blocks)
     return Report(
         list(_numbered(blocks)),
         target=options.target,
@@ -150,6 +150,13 @@ class _Run:
     def facts(self) -> Facts:
         """What is known of the model."""
         return self.matcher.facts
+
+    def use_buffers(self, model: ir.Model, blocks: list[Block]) -> tuple[list[Block], list[CacheLine]]:
+        """Put caches in place. Returns the blocks, changed by that, and a line for each cache."""
+        blocks, caches = use_buffers(model, self.facts.info, self.names, blocks)
+        if not caches:
+            self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
+        return blocks, caches
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
