@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from fa_compiler.op_registry import get, variants
+from fa_compiler.op_registry.ops.flash_linear_attention import UPDATE_RULES
 from tests.prompt_problems import FIA, PFA, Problem, drawn
 
 Rng = np.random.Generator
@@ -323,6 +324,50 @@ def _prompt(op: str) -> Callable[[Rng], Parts]:
     return prompt
 
 
+def _linear(rng: Rng) -> Parts:
+    dtype, rule = _half(rng), str(_pick(rng, UPDATE_RULES))
+    b, t, size, width = 2, int(rng.integers(0, 5)), 4, 6
+    q_heads, heads, key_heads = _pick(rng, ((2, 2, 2), (4, 2, 1), (1, 4, 2)))
+    inputs = {
+        "query": _floats(rng, b, t, q_heads * size, dtype=dtype),
+        "key": _floats(rng, b, t, key_heads * size, dtype=dtype),
+        "value": _floats(rng, b, t, heads * width, dtype=dtype),
+    }
+    attrs: dict[str, Any] = {"q_num_heads": q_heads, "kv_num_heads": heads, "update_rule": rule}
+    if rule.startswith("gated") or (rule == "general" and rng.integers(0, 2)):
+        decay = rng.uniform(-2, 0, (b, t, heads * _pick(rng, (1, size))))
+        inputs["decay"] = decay.astype(dtype)
+    if rule.endswith("delta"):
+        inputs["beta"] = rng.uniform(0, 1, (b, t, _pick(rng, (heads, 1)))).astype(dtype)
+    if rule == "general":
+        for name in ("low_rank_write", "low_rank_read"):
+            inputs[name] = 0.3 * _floats(rng, b, t, heads * size, dtype=np.float32)
+            inputs[name] = inputs[name].astype(dtype)
+    if rng.integers(0, 2):
+        inputs["past_state"] = _floats(rng, b, heads, size, width, dtype=_pick(rng, (np.float32, dtype)))
+    if rng.integers(0, 4) == 0:
+        attrs["scale"] = 0.7
+    if rng.integers(0, 4) == 0:  # the same tokens as sequences of one row
+        for name in inputs.keys() - {"past_state"}:
+            inputs[name] = inputs[name].reshape(1, b * t, -1)
+        inputs["cu_seqlens"] = np.array([0, t, b * t], np.int32)
+    return inputs, attrs
+
+
+def _convolution(rng: Rng) -> Parts:
+    dtype, b, channels, tokens, width = _half(rng), 2, 3, int(rng.integers(0, 6)), int(rng.integers(1, 5))
+    last = bool(rng.integers(0, 2))
+    inputs = {
+        "input": _floats(rng, b, *((tokens, channels) if last else (channels, tokens)), dtype=dtype),
+        "weight": _floats(rng, channels, 1, width, dtype=dtype),
+    }
+    if rng.integers(0, 2):
+        inputs["bias"] = _floats(rng, channels, dtype=dtype)
+    if rng.integers(0, 2):
+        inputs["past_state"] = _floats(rng, b, channels, width - 1, dtype=dtype)
+    return inputs, {"activation": str(_pick(rng, ("none", "silu"))), "channels_last": last}
+
+
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
@@ -336,6 +381,8 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "LightningIndexer": (_indexer,),
     "LightningIndexerGrad": (_indexer_grad,),
     "SparseLightningIndexerGradKLLoss": (_loss,),
+    "FlashLinearAttention": (_linear,),
+    "ShortConvolution": (_convolution,),
 }
 
 

@@ -148,6 +148,20 @@ def one_of(
         yield Diagnostic(attr, f"{attr} is {value!r}, expected {listed}", stage)
 
 
+def one_type(call: CheckedNode, names: tuple[str, ...], legal: tuple[str, ...]) -> Iterator[Diagnostic]:
+    """The named inputs and outputs have one type, which is one of `legal`. Yields the first fault."""
+    stated = {name: tensor.dtype for name in names if (tensor := call[name] or call.outputs.get(name)) is not None}
+    known = {name: dtype for name, dtype in stated.items() if dtype}
+    for name, dtype in known.items():
+        first_name, wanted = next(iter(known.items()))
+        if dtype not in legal:
+            yield Diagnostic(name, f"{name} is {dtype}, expected {' or '.join(legal)}", "aclnn")
+            return
+        if dtype != wanted:
+            yield Diagnostic(name, f"{name} is {dtype}, expected {wanted} as {first_name}", "aclnn")
+            return
+
+
 def shape_is(name: str, tensor: TensorInfo | None, expected: Shape) -> Iterator[Diagnostic]:
     """The tensor, if it is given, has the shape `expected`."""
     shape = None if tensor is None else tensor.shape
