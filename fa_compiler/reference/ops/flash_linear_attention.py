@@ -44,7 +44,7 @@ def flash_linear_attention(call: OpCall) -> dict[str, Output]:
         present[entry] = state
     output *= call.attrs["scale"] or size**-0.5
     return {
-        "output": Output(output.reshape(batch, tokens, -1), query.dtype),
+        "output": Output(output.reshape(batch, tokens, out_heads * width), query.dtype),
         "present_state": Output(present, query.dtype if past is None else past.dtype),
     }
 
