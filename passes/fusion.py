@@ -15,6 +15,7 @@ from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
 from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, MissedCode, Progress, Report, Status
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
+from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear, is_convolution_op, is_linear_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
@@ -186,13 +187,15 @@ class _Run:
                     groups[node] = [fused_in_group[node]]
                 else:
                     retried.append(node)
+        if self.facts.options.target == "ort":
+            self._convert_convolutions(graph, rewriter)
         rewriter.finish()
         self.made.extend(rewriter.made)
         self._retry(graph, retried, groups, has_top_k)
         return [block for group in groups.values() for block in group]
 
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
-        known = node in found.anchors or node in found.declined
+        known = node in found.anchors or node in found.declined or is_linear_op(node)
         return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
 
     def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
@@ -201,6 +204,8 @@ class _Run:
             return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
         if is_attention_op(node):
             return [self._convert(node, rewriter)]
+        if is_linear_op(node):
+            return [self._convert_linear(node, rewriter)]
         if (decline := found.declined.get(node)) is not None:
             return [self._declined_block(label(node) or "", decline)]
         return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
@@ -408,6 +413,37 @@ class _Run:
                 new = rewriter.builder.alias(new)
             replace_value(old, new, rename=named)
         return self._fused_block(name, converted.match, fused)
+
+    def _convert_linear(self, node: ir.Node, rewriter: Rewriter) -> Block:
+        """Replace a ready-made linear attention by the operator of the target and return its block."""
+        name = label(node) or ""
+        build = partial(convert_linear, node, self.facts, rewriter.builder)
+        made = limited_attempt(node, lambda: rewriter.attempt(build))
+        if isinstance(made, Decline):
+            return replace(self._declined_block(name, made), kind="no_softmax")
+        rewriter.adopt(node, made.node)
+        return Block(
+            id=0,
+            kind="no_softmax",
+            anchor=name,
+            status="fused",
+            op=made.node.op_type,
+            node=made.node.name,
+            layout="BSH",
+            mask=made.rule,
+            heads=made.heads,
+        )
+
+    def _convert_convolutions(self, graph: ir.Graph, rewriter: Rewriter) -> None:
+        """Replace ready-made causal convolutions, and say in the notes what became of each."""
+        for node in [node for node in graph if is_convolution_op(node)]:
+            build = partial(convert_convolution, node, self.facts, rewriter.builder)
+            made = limited_attempt(node, lambda build=build: rewriter.attempt(build))
+            if isinstance(made, Decline):
+                self.notes.append(f"{label(node)}: {made.reason}")
+                continue
+            rewriter.adopt(node, made)
+            self.notes.append(f"{label(node)}: the causal convolution is {made.op_type} {made.name}")
 
     def _declined_block(self, name: str, decline: Decline) -> Block:
         if decline.culprit is not None and decline.culprit.name in self.prepared:

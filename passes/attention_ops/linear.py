@@ -32,14 +32,16 @@ import onnx_ir as ir
 from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.emit.build import AttrValue, Builder
+from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
 
 CONTRIB = "com.microsoft"
 ATTENTION, CONVOLUTION = "LinearAttention", "CausalConvWithState"
+Attributes = dict[str, int | float | str]
 FIRST = 27
 """The first opset of ai.onnx that has both operators."""
 DEFAULTS: Mapping[str, int] = {
@@ -109,11 +111,11 @@ class _Conversion:
         if int_attr(node, "state_window", 0) != 0:  # (1)
             raise self._decline("with a state_window it keeps the states of several tokens")
         heads = int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)
-        attrs: dict[str, AttrValue] = {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
+        attrs: Attributes = {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
         for name, default in (("update_rule", "gated_delta"), ("scale", 0.0)):
             given = node.attributes.get(name)
             attrs[name] = default if given is None else given.value
-        make: Callable[[dict[str, AttrValue]], ir.Node] = {
+        make: Callable[[Attributes], ir.Node] = {
             "ort": self._flash,
             "contrib": self._contrib,
             "onnx": self._standard,
@@ -135,8 +137,8 @@ class _Conversion:
         word = "none" if activation is None else activation.as_string()
         last = int_attr(node, "channels_last", 0) != 0
         inputs = {name: input_of(node, index) for index, name in enumerate(("input", "weight", "bias", "past_state"))}
-        if last:
-            inputs["past_state"] = self._swapped(inputs["past_state"])  # (3)
+        if last and (past := inputs["past_state"]) is not None:
+            inputs["past_state"] = self._swapped(past)  # (3)
         attrs = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
         made = self._registered("ShortConvolution", inputs, attrs)
         self._take_place(made, swapped=last)
@@ -156,12 +158,12 @@ class _Conversion:
         shape = self.facts.info.shape(decay)
         return heads if shape is None else shape[-1].const
 
-    def _flash(self, attrs: dict[str, AttrValue]) -> ir.Node:
+    def _flash(self, attrs: Attributes) -> ir.Node:
         names = ("query", "key", "value", "past_state", "decay", "beta")
         inputs = {name: input_of(self.node, index) for index, name in enumerate(names)}
         return self._registered("FlashLinearAttention", inputs, attrs)
 
-    def _contrib(self, attrs: dict[str, AttrValue]) -> ir.Node:
+    def _contrib(self, attrs: Attributes) -> ir.Node:
         if self.node.domain == CONTRIB:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
         types = {self.facts.info.dtype(value) for value in self.node.inputs if value is not None}
@@ -169,7 +171,7 @@ class _Conversion:
             raise self._decline("ONNX Runtime's CPU kernel takes float32 only")
         return self._bare(CONTRIB, attrs)
 
-    def _standard(self, attrs: dict[str, AttrValue]) -> ir.Node:
+    def _standard(self, attrs: Attributes) -> ir.Node:
         if self.node.domain != CONTRIB:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
         if self.builder.opset < FIRST:
@@ -187,7 +189,7 @@ class _Conversion:
         size, heads = query[-1].exact_div(q_heads), int_attr(self.node, "kv_num_heads", 0)
         return size is not None and key[-1] == size * heads
 
-    def _bare(self, domain: str, attrs: dict[str, AttrValue]) -> ir.Node:
+    def _bare(self, domain: str, attrs: Attributes) -> ir.Node:
         node = ir.node(
             ATTENTION,
             list(self.node.inputs),
@@ -198,10 +200,10 @@ class _Conversion:
         )
         return self.builder.lone(node)
 
-    def _registered(self, op_type: str, inputs: Mapping[str, ir.Value | None], attrs: dict[str, AttrValue]) -> ir.Node:
+    def _registered(self, op_type: str, inputs: Mapping[str, ir.Value | None], attrs: Attributes) -> ir.Node:
         """A node of the registry, which it allows. Raises Decline."""
         spec = get(op_type)
-        made = registry_node(spec, inputs, {name: value for name, value in attrs.items()}, self.builder)  # type: ignore
+        made = registry_node(spec, inputs, attrs, self.builder)
         for output, name in zip(made.outputs, spec.output_names, strict=True):
             output.name = self.builder.names.new(f"{made.name}_{name}")
         for violation in verify(node_view(made, self.facts.info), "ort"):
@@ -213,14 +215,12 @@ class _Conversion:
         self.builder.graph.append(made)
         for old, new in zip(self.node.outputs, made.outputs, strict=False):
             new.dtype, new.shape = old.dtype, old.shape
-            if swapped and old is self.node.outputs[1]:
+            if swapped and old is not self.node.outputs[0]:
                 new.shape = None
                 new = self._swapped(new)
             if old.uses() or old.is_graph_output():
-                self.builder.replace(old, new)
+                replace_value(old, new)
 
-    def _swapped(self, state: ir.Value | None) -> ir.Value | None:
+    def _swapped(self, state: ir.Value) -> ir.Value:
         """A state with its last two dimensions exchanged."""
-        if state is None:
-            return None
         return self.builder.op("Transpose", [state], self.facts.info.dtype(state), {"perm": (0, 2, 1)})
