@@ -430,7 +430,7 @@ class _Run:
             op=made.node.op_type,
             node=made.node.name,
             layout="BSH",
-            mask=made.rule,
+            rule=made.rule,
             heads=made.heads,
         )
 

@@ -303,6 +303,8 @@ class Block:
     reason: str | None = None
     culprit: str | None = None
     hint: str | None = None
+    rule: str | None = None
+    """Of linear attention: its update rule, and what decays."""
     missed: tuple[Missed, ...] = ()
     """What better a fused attention could have been; empty for gradients, which share it with their attention."""
 
@@ -318,6 +320,8 @@ class Block:
             parts.append("no mask")
         elif self.mask:
             parts.append(f"mask: {self.mask}")
+        if self.rule:
+            parts.append(self.rule)
         if self.assumed:
             parts.append(f"assuming {', '.join(self.assumed)}")
         parts.extend(f"missed: {missed.word}" for missed in self.missed if not missed.minor)

@@ -119,3 +119,12 @@ def test_a_wrong_shape_is_refused_by_name(name: str) -> None:
     inputs[name] = inputs[name][:, :-1]
     with pytest.raises(ops.KernelError, match=name):
         ops.run("FlashLinearAttention", inputs, attrs)
+
+
+@pytest.mark.parametrize("dtype", UNIT)
+@pytest.mark.parametrize("state", UNIT)
+def test_a_state_has_a_type_of_its_own(dtype: Any, state: Any) -> None:
+    inputs, attrs = attention(np.random.default_rng(0), "gated_delta", 5, dtype=dtype)
+    inputs["past_state"] = inputs["past_state"].astype(state)
+    check("FlashLinearAttention", inputs, attrs)
+    assert ops.run("FlashLinearAttention", inputs, attrs)["present_state"].dtype == state
