@@ -426,6 +426,18 @@ class Report(Shown):
         return sum(block.kind not in ("backward", *WITHOUT_SOFTMAX) for block in self.blocks)
 
     @property
+    def attentions(self) -> int:
+        """How many attentions there are, with a softmax or without one."""
+        return sum(block.kind not in ("backward", "convolution") for block in self.blocks)
+
+    @property
+    def fused_attentions(self) -> int:
+        """How many of them were fused."""
+        return self.count("fused") - sum(
+            block.kind == "convolution" and block.status == "fused" for block in self.blocks
+        )
+
+    @property
     def gradients(self) -> int:
         """How many softmaxes and attention ops were fused together with their gradient."""
         return sum(block.kind == "backward" and block.status == "fused" for block in self.blocks)
