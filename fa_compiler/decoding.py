@@ -413,7 +413,13 @@ class DecodingSession:
         """Raise InputError for a token or a position that the model's table does not have."""
         for name, bound in self._bounds.items():
             array = feeds.get(name)
-            if array is None or not array.size or int(array.max()) < bound:
+            if array is None or not array.size:
+                continue
+            if int(array.min()) < -bound:
+                raise InputError(
+                    f"'{name}' holds {array.min()}, and {self.name} knows the numbers from {-bound} upwards"
+                )
+            if int(array.max()) < bound:
                 continue
             if name in POSITIONS:
                 raise InputError(

@@ -393,6 +393,7 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"input_ids": np.zeros((1, 0), np.int64)}, "the step has no tokens"),
         ({"input_ids": [[1], [2]]}, "the caches are those of 1 sequences, and the step has 2; reset"),
         ({"input_ids": [[10**6]]}, "'input_ids' holds 1000000, and .* knows the numbers up to 98"),
+        ({"input_ids": [[-100]]}, "'input_ids' holds -100, and .* knows the numbers from -99 upwards"),
     ],
 )
 def test_faults_of_a_step(inputs: Any, said: str) -> None:
