@@ -191,6 +191,10 @@ class MissedCode(Described):
     NOT_SELECTED = "not_selected", "the selected keys are gathered or masked, not read by their list"
 
 
+IN_WORDS = {MissedCode.NOT_INCRE: "IncreFlashAttention", MissedCode.WIDE: "16-bit arithmetic"}
+"""What was missed, where the value of the code does not say it to people."""
+
+
 @dataclass(frozen=True)
 class Missed:
     """Something better that a fused attention could have been, why it is not, and what the user can do about it.
@@ -215,7 +219,7 @@ class Missed:
     @property
     def word(self) -> str:
         """The code as a word for people."""
-        return self.code.value.replace("_", " ")
+        return IN_WORDS.get(self.code) or self.code.value.replace("_", " ")
 
     @property
     def kind(self) -> tuple[object, ...]:
