@@ -323,6 +323,23 @@ def _prompt(op: str) -> Callable[[Rng], Parts]:
     return prompt
 
 
+def _norm(names: tuple[str, ...]) -> Callable[[Rng], Parts]:
+    def norm(rng: Rng) -> Parts:
+        dtype, shape = _half(rng), _pick(rng, ((2, 3, 16), (5, 16), (16,), (2, 3, 4, 8)))
+        gamma = shape[-int(rng.integers(1, len(shape) + 1)) :]
+        inputs = {name: _floats(rng, *shape, dtype=dtype) for name in names}
+        wide = names == ("x",) and rng.integers(0, 3) == 0
+        inputs["gamma"] = _floats(rng, *gamma, dtype=np.float32 if wide else dtype)
+        return inputs, {"epsilon": _pick(rng, (1e-6, 1e-5, 0.0))}
+
+    return norm
+
+
+def _gated(rng: Rng) -> Parts:
+    shape, dim = _pick(rng, (((2, 3, 16), -1), ((5, 8), 1), ((4, 3), 0), ((6,), -1), ((2, 4, 5), -2)))
+    return {"x": _floats(rng, *shape, dtype=_half(rng))}, {"dim": dim}
+
+
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
@@ -336,6 +353,9 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "LightningIndexer": (_indexer,),
     "LightningIndexerGrad": (_indexer_grad,),
     "SparseLightningIndexerGradKLLoss": (_loss,),
+    "RmsNorm": (_norm(("x",)),),
+    "AddRmsNorm": (_norm(("x1", "x2")),),
+    "SwiGlu": (_gated,),
 }
 
 
