@@ -17,16 +17,20 @@ FlashAttentionBody8. The library has the same kernel for all of them. ONNX also 
 of one operator, but ONNX Runtime takes them only in new releases: 1.20 and 1.23 run one body for all nodes, with wrong
 results. A file has the bodies of all its nodes, or none if a node has no body or if there are more than eight.
 
+A file for Ascend keeps the nodes of the graph. For the operators around attention, of which the library has no kernels, it
+holds functions in the domain of the nodes (around_bodies.py), which `add_around_bodies` adds.
+
 `to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.lowering.onnx_file.around_bodies import bodies_of, has_body
 from fa_compiler.lowering.onnx_file.bodies import BodyKey, body_key, body_of
 from fa_compiler.op_registry import (
     DOMAIN,
@@ -94,6 +98,14 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
     proto.functions.extend(functions)
 
 
+def add_around_bodies(proto: onnx.ModelProto) -> None:
+    """Add the functions of the operators around attention that a model holds."""
+    owners = [proto.graph.node, *(function.node for function in proto.functions)]
+    used = {node.op_type for nodes in owners for node in _each(nodes) if node.domain == DOMAIN}
+    opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
+    proto.functions.extend(bodies_of(used, opset))
+
+
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
     """What `finish_proto` does, for a model that stays in memory as an `ir.Model`."""
     for node in list(all_nodes(model.graph)):
@@ -108,6 +120,8 @@ def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> N
 
 def restore_graph_operators(model: ir.Model) -> None:
     """What `to_graph_operators` does, in place for an `ir.Model`."""
+    for identifier in [each for each in model.functions if _is_around_body(each[0], each[1])]:
+        del model.functions[identifier]
     if model.graph.opset_imports.pop(FILE_DOMAIN, None) is None:
         return
     model.graph.opset_imports[DOMAIN] = VERSION
@@ -142,6 +156,10 @@ def _replace_node(node: ir.Node, domain: str, op_type: str, outputs: int) -> Non
 
 def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the nodes of the graph in place of those of the file; the model itself if it has none."""
+    if all(opset.domain not in DOMAINS for opset in proto.opset_import):
+        return proto
+    if any(_is_around_body(function.domain, function.name) for function in proto.functions):
+        proto = _without_around_bodies(proto)
     if all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
         return proto
     result = onnx.ModelProto()
@@ -157,6 +175,19 @@ def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     imports = [opset for opset in result.opset_import if opset.domain not in (FILE_DOMAIN, DOMAIN)]
     del result.opset_import[:]
     result.opset_import.extend([*imports, onnx.helper.make_opsetid(DOMAIN, VERSION)])
+    return result
+
+
+def _is_around_body(domain: str, name: str) -> bool:
+    return domain == DOMAIN and has_body(name)
+
+
+def _without_around_bodies(proto: onnx.ModelProto) -> onnx.ModelProto:
+    result = onnx.ModelProto()
+    result.CopyFrom(proto)
+    kept = [each for each in result.functions if not _is_around_body(each.domain, each.name)]
+    del result.functions[:]
+    result.functions.extend(kept)
     return result
 
 
@@ -206,11 +237,16 @@ def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onn
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    pending = [graph]
+    return _each(graph.node)
+
+
+def _each(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of the graphs in them."""
+    pending = [nodes]
     while pending:
-        for node in pending.pop().node:
+        for node in pending.pop():
             yield node
             for attribute in node.attribute:
                 if attribute.HasField("g"):
-                    pending.append(attribute.g)
-                pending.extend(attribute.graphs)
+                    pending.append(attribute.g.node)
+                pending.extend(graph.node for graph in attribute.graphs)

@@ -58,6 +58,9 @@ ATTENTION_SINCE, NEWEST_OPSET = 23, 28
 """The first opset with ONNX's Attention, and the newest opset whose operators are known here. An operator of a newer
 opset may mean something else."""
 
+ATTENTION_ONLY = "attention"
+"""What `only` may be."""
+
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that a result is verified for when the user names none."""
 
@@ -84,6 +87,12 @@ def _known_cann(version: str | None) -> str | None:
     if version is not None:
         op_registry.get("FlashAttentionScore", version)
     return version
+
+
+def _only(word: str | None) -> str | None:
+    if word not in (None, ATTENTION_ONLY):
+        raise ValueError(f"unknown value {word!r} for what alone is fused: use {ATTENTION_ONLY!r}")
+    return word
 
 
 def _runtime(name: str | Runtime | None) -> Runtime | None:
@@ -167,6 +176,17 @@ class Options:
             read=_words,
         ),
     )
+    only: str | None = field(
+        default=None,
+        kw_only=True,
+        metadata=told(
+            "fuse attention alone: leave the norms and gated activations around it as they are",
+            details='It is "attention" or None, and goes with the target "ascend".',
+            metavar=ATTENTION_ONLY,
+            completed=(ATTENTION_ONLY,),
+            read=_only,
+        ),
+    )
     decoding: bool = True
     in_place_caches: bool = field(
         default=False,
@@ -178,6 +198,11 @@ class Options:
         ),
     )
     divided: bool = field(default=False, kw_only=True)
+
+    @property
+    def fuses_around(self) -> bool:
+        """Are norms and gated activations around attention fused, too? A rank of a divided model keeps them."""
+        return self.target == "ascend" and self.only is None and not self.divided
 
     @property
     def is_standard(self) -> bool:
@@ -215,6 +240,8 @@ class Options:
             raise ValueError('caches in place go with the target "ort", the default')
         if self.runtime is not None and not self.is_standard:
             raise ValueError("a runtime needs --target onnx or --target contrib")
+        if self.only is not None and self.target != "ascend":
+            raise ValueError("only attention is fused for this target anyway: --only goes with --target ascend")
         if self.opset and self.target != "onnx":
             raise ValueError("an opset needs --target onnx")
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
@@ -240,4 +267,5 @@ class FusionKeywords(TypedDict, total=False):
     soc_version: str | None
     cann: str | None
     assume: Iterable[str]
+    only: str | None
     in_place_caches: bool
