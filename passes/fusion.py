@@ -1,5 +1,5 @@
-"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient, and for
-Ascend a line for each norm and gated activation around them."""
+"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient. For
+Ascend it has a line for each norm and gated activation around them."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
     around = list(chain.from_iterable(run.fuse_around(graph) for graph in graphs)) if options.fuses_around else []
-    if any(line.status == "fused" for line in (*blocks, *around)):
+    if any(line.status == "fused" for line in chain[Block | Around](blocks, around)):
         _import_operators(model, options)
         run.notes.extend(corrected)
     else:

@@ -85,8 +85,9 @@ class _Writer:
     def halves(self, name: str, axis: str) -> tuple[str, str]:
         """The halves of a tensor along the axis that an attribute of the node names."""
         parts = f"v{len(self.nodes)}_first", f"v{len(self.nodes)}_second"
-        count = {"num_outputs": 2} if self.opset >= AXES_AS_INPUT else {}
-        node = helper.make_node("Split", [name], parts, **count)
+        node = helper.make_node("Split", [name], parts)
+        if self.opset >= AXES_AS_INPUT:
+            node.attribute.append(helper.make_attribute("num_outputs", 2))
         node.attribute.append(_reference("axis", axis, onnx.AttributeProto.INT))
         self.nodes.append(node)
         return parts

@@ -17,8 +17,8 @@ FlashAttentionBody8. The library has the same kernel for all of them. ONNX also 
 of one operator, but ONNX Runtime takes them only in new releases: 1.20 and 1.23 run one body for all nodes, with wrong
 results. A file has the bodies of all its nodes, or none if a node has no body or if there are more than eight.
 
-A file for Ascend keeps the nodes of the graph. For the operators around attention, of which the library has no kernels, it
-holds functions in the domain of the nodes (around_bodies.py), which `add_around_bodies` adds.
+A file for Ascend keeps the nodes of the graph. The library has no kernels of the operators around attention. So the
+file holds functions of them, in the domain of the nodes (around_bodies.py), which `add_around_bodies` adds.
 
 `to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """

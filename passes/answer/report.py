@@ -373,9 +373,9 @@ class Block:
 class Around:
     """One norm or gated activation around attention, and what became of it.
 
-    `op` is the operator and `node` the name of its node. It stands for `replaced` nodes of the model; `added` nodes were
-    made, the operator itself among them. `rounded` tells that the model rounds to 16 bits inside, and the operator only
-    at its end.
+    `op` is the operator and `node` the name of its node. It stands for `replaced` nodes of the model. `added` is the
+    number of nodes that were made, with the operator itself. `rounded` tells that the model rounds to 16 bits inside,
+    and the operator only at its end.
     """
 
     anchor: str

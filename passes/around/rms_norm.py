@@ -30,13 +30,14 @@ All of it is float32, as in the operator. An overflow of the square makes the ra
 epsilon is NaN in both. A square in 16 bits is declined: in float16 it overflows from 256 on, where the operator does
 not. x in 16 bits is cast to float32, and there are three places for the cast back:
 
-     15     x = Cast(h), Mul(Cast(normalised), gamma)   h and gamma of 16 bits: the model rounds normalised, which the
-                                                        operator does not. It is one rounding less, and the report says so
+     15     x = Cast(h), Mul(Cast(normalised), gamma)   h and gamma of 16 bits: the model rounds normalised, and
+                                                        RmsNorm does not; the report says so
      16   | x = Cast(h), Cast(Mul(normalised, gamma))   gamma is float32, or Cast(g) with g of h's type: the operator
                                                         rounds once, too
      17   | x = Cast(h), Cast(normalised)               gamma is 1
 
-Without a cast back, the norm is one of float32. Where x stands twice, it may be computed twice. A Cast to the type that a value has already is looked through.
+Without a cast back, the norm is one of float32. Where x stands twice, it may be computed twice. A Cast to the type that
+a value has already is looked through.
 
 Weights that are computed from constants (1 + weight in Gemma) are computed here, with the roundings of the model.
 
@@ -45,7 +46,7 @@ What the nodes in between give is read by nobody else; else the norm would be co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import ml_dtypes  # noqa: F401  makes NumPy know bfloat16
@@ -172,7 +173,7 @@ def _of_one_type(node: ir.Node, values: tuple[ir.Value, ...], info: ShapeInfo) -
     return dtype
 
 
-def _expect_unread(node: ir.Node, values: tuple[ir.Value, ...] | list[ir.Value]) -> None:
+def _expect_unread(node: ir.Node, values: Sequence[ir.Value]) -> None:
     if any(value.uses() or value.is_graph_output() for value in values):
         raise Decline(Code.READ_INSIDE, "the mean or the deviation of the norm is read", node)
 
@@ -263,9 +264,9 @@ def _of_narrow(norm: Norm, weighted: Norm | None, narrow: ir.Value, size: int, i
     dtype = info.dtype(narrow)
     if weighted is not None and (cast := _cast_behind(weighted, dtype, info)) is not None:  # 16
         gamma = weighted.gamma
-        if gamma.value is not None and (source := _narrow_source(gamma.value, info)) is not None:
-            if info.dtype(source) == dtype and info.shape(source) == (Dim(size),):
-                gamma = Gamma(source)
+        source = None if gamma.value is None else _narrow_source(gamma.value, info)
+        if source is not None and info.dtype(source) == dtype and info.shape(source) == (Dim(size),):
+            gamma = Gamma(source)
         yield _ending(weighted, cast, x=narrow, gamma=gamma)
     if (cast := _cast_behind(norm, dtype, info)) is not None:
         ending = _ending(norm, cast, x=narrow)
@@ -329,8 +330,8 @@ def _narrow_source(value: ir.Value, info: ShapeInfo) -> ir.Value | None:
 
 def _is_vector(value: ir.Value, size: int, info: ShapeInfo) -> bool:
     """Is this a vector of that size? Axes of 1 may stand in front of it."""
-    shape = info.shape(value)
-    return bool(shape) and shape[-1] == size and all(dim == 1 for dim in shape[:-1])
+    shape = info.shape(value) or ()
+    return len(shape) > 0 and shape[-1] == size and all(dim == 1 for dim in shape[:-1])
 
 
 def _weight(value: ir.Value, size: int, info: ShapeInfo, node: ir.Node) -> Gamma:

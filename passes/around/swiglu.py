@@ -17,8 +17,8 @@ Grammar; the code cites the numbers of the cases:
 
 The operator computes in float32 and rounds once. In 16 bits the model rounds the sigmoid and Swish as well. The result
 then differs by these roundings, and the report says so. Swish is not larger than its gate, so nothing overflows in the
-model that does not overflow in the operator. What underflows to 0 in 16 bits makes NaN of an infinite `up`; that numbers
-are finite is assumed for Ascend, and without this assumption 16 bits are declined.
+model that does not overflow in the operator. What underflows to 0 in 16 bits makes NaN of an infinite `up`. That all
+numbers are finite is assumed for Ascend; without this assumption 16 bits are declined.
 
 Other gated products (a state-space model's gate, a channel's scale) are left alone: a Concat of what other operators
 compute would cost what the operator saves. So are x * sigmoid(1.702 x), which is another function, and a Swish that
@@ -120,10 +120,10 @@ def _is_product(value: ir.Value) -> bool:
 def _sliced(gate: ir.Value, up: ir.Value, info: ShapeInfo) -> tuple[ir.Value, int] | None:
     """The tensor whose first half is the gate and whose second half is the other operand, and the axis; None where
     they are no halves of one tensor."""
-    bounds = [_slice_bounds(value, info) for value in (gate, up)]
-    if bounds[0] is None or bounds[1] is None:
+    first, second = _slice_bounds(gate, info), _slice_bounds(up, info)
+    if first is None or second is None:
         return None
-    (whole, axis, start, end, size), (source, place, middle, stop, _) = bounds
+    (whole, axis, start, end, size), (source, place, middle, stop, _) = first, second
     is_half = (start, end) == (0, size // 2) and (middle, stop) == (size // 2, size) and size % 2 == 0
     return (whole, axis) if whole is source and axis == place and is_half else None
 
