@@ -108,8 +108,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
-    around = list(chain.from_iterable(run.fuse_around(graph) for graph in graphs)) if options.fuses_around else []
-    if any(line.status == "fused" for line in chain[Block | Around](blocks, around)):
+    around = list(chain.from_iterable(map(run.fuse_around, graphs)))
+    if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
         _import_operators(model, options)
         run.notes.extend(corrected)
     else:
@@ -176,7 +176,7 @@ class _Run:
 
     def fuse_around(self, graph: ir.Graph) -> list[Around]:
         """Fuse the norms and gated activations of one graph."""
-        if not graph.outputs or self.opset > NEWEST_OPSET:
+        if not self.facts.options.fuses_around or not graph.outputs or self.opset > NEWEST_OPSET:
             return []
         return fuse_around(graph, self.facts, self.names)
 

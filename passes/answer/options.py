@@ -228,6 +228,18 @@ class Options:
             and product(self.soc_version).name in PRODUCTS_WITHOUT_BANDS
         )
 
+    @property
+    def _misplaced(self) -> str | None:
+        """What an option needs that goes with another target; None where there is no such option."""
+        reasons = {
+            'caches in place go with the target "ort", the default': self.in_place_caches and self.target != "ort",
+            "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
+            "--only needs --target ascend: for the others only attention is fused": self.only is not None
+            and self.target != "ascend",
+            "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
     def __post_init__(self) -> None:
         if self.target not in (known := get_args(Target)):
             raise ValueError(
@@ -236,14 +248,8 @@ class Options:
         unknown = sorted(self.assume - set(ASSUMPTIONS))
         if unknown:
             raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
-        if self.in_place_caches and self.target != "ort":
-            raise ValueError('caches in place go with the target "ort", the default')
-        if self.runtime is not None and not self.is_standard:
-            raise ValueError("a runtime needs --target onnx or --target contrib")
-        if self.only is not None and self.target != "ascend":
-            raise ValueError("only attention is fused for this target anyway: --only goes with --target ascend")
-        if self.opset and self.target != "onnx":
-            raise ValueError("an opset needs --target onnx")
+        if (misplaced := self._misplaced) is not None:
+            raise ValueError(misplaced)
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
             raise ValueError(f"the opset is {self.opset}, and not from {ATTENTION_SINCE} to {NEWEST_OPSET}")
         for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):

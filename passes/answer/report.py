@@ -411,6 +411,22 @@ def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def _fused_around(lines: Sequence[Around]) -> str:
+    """How many of each operator there are, and what they stand for."""
+    counts = {op: sum(line.op == op for line in lines) for op in sorted({str(line.op) for line in lines})}
+    operators = ", ".join(f"{count} {op}" for op, count in counts.items())
+    made, replaced = sum(line.added for line in lines), sum(line.replaced for line in lines)
+    text = f"around attention: {operators}; {_counted(replaced, 'node')} became {made}"
+    rounded = sum(line.rounded for line in lines)
+    return f"{text}; {rounded} of them compute in float32 what the model rounds to 16 bits" if rounded else text
+
+
+def _declined_around(alike: Sequence[Around]) -> str:
+    """The first of some that were declined for one reason, how many more there are, and what the user can do."""
+    more = f", and {len(alike) - 1} more like it" if len(alike) > 1 else ""
+    return f"around attention: {alike[0]}{more}" + (f"; try: {alike[0].hint}" if alike[0].hint else "")
+
+
 @dataclass(frozen=True)
 class CacheLine:
     """One cache of keys or values, where the user asked for buffers in place of caches.
@@ -511,23 +527,11 @@ class Report(Shown):
         """What became of the norms and gated activations around the attention: one line for all that were fused, and
         one for those that were declined for one reason."""
         fused = [line for line in self.around if line.status == "fused"]
-        lines = []
-        if fused:
-            counts = {op: sum(line.op == op for line in fused) for op in sorted({str(line.op) for line in fused})}
-            made, replaced = sum(line.added for line in fused), sum(line.replaced for line in fused)
-            operators = ", ".join(f"{count} {op}" for op, count in counts.items())
-            lines.append(f"around attention: {operators}; {_counted(replaced, 'node')} became {made}")
-            if rounded := sum(line.rounded for line in fused):
-                lines[0] += f"; {rounded} of them compute in float32 what the model rounds to 16 bits"
         kinds: dict[tuple[object, ...], list[Around]] = {}
         for line in self.around:
             if line.status == "declined":
                 kinds.setdefault(line.kind, []).append(line)
-        for alike in kinds.values():
-            first, others = alike[0], len(alike) - 1
-            more = f", and {others} more like it" if others else ""
-            lines.append(f"around attention: {first}{more}" + (f"; try: {first.hint}" if first.hint else ""))
-        return lines
+        return [*([_fused_around(fused)] if fused else []), *map(_declined_around, kinds.values())]
 
     @property
     def summary(self) -> str:

@@ -27,7 +27,7 @@ anything else reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -68,7 +68,7 @@ def gated(node: ir.Node, info: ShapeInfo, options: Options) -> Gated | None:
     if up is None or up is gate or not shape or info.shape(up) != shape:  # 3
         return None
     nodes = tuple(dict.fromkeys((node, swish, last)))
-    found = next(_sources(node, gate, up, last.outputs[0], nodes, info), None)
+    found = _source(node, gate, up, last.outputs[0], nodes, info)
     if found is None:
         return None
     dtype = is_float(gate, info, node)
@@ -86,26 +86,25 @@ def _swish(node: ir.Node, gate: ir.Value) -> ir.Node | None:
     return product if (gate, node.outputs[0]) in operand_orders(product, "Mul") else None  # 1
 
 
-def _sources(
+def _source(
     anchor: ir.Node, gate: ir.Value, up: ir.Value, result: ir.Value, nodes: tuple[ir.Node, ...], info: ShapeInfo
-) -> Iterator[Gated]:
-    """Where the gate and what it multiplies come from."""
+) -> Gated | None:
+    """The gated activation with the place that the gate and what it multiplies come from; None for other places."""
+    apart = Gated(anchor, gate, up, result, nodes)
     one, other = gate.producer(), up.producer()
-    read_here = {*nodes}
-    alone = all({*distinct_consumers(value)} <= read_here and not value.is_graph_output() for value in (gate, up))
-    if one is not None and one is other and is_op(one, "Split") and len(one.outputs) == 2:
-        whole = operand_at(one, 0)
-        axis = int_attr(one, "axis", 0)
-        if one.outputs[0] is gate and alone:  # 4
-            yield Gated(anchor, gate, up, result, (one, *nodes), whole, axis)
-        elif one.outputs[1] is gate:  # 7
-            yield Gated(anchor, gate, up, result, nodes)
-    elif alone and (halves := _sliced(gate, up, info)) is not None:  # 5
-        whole, axis = halves
-        assert one is not None and other is not None
-        yield Gated(anchor, gate, up, result, (one, other, *nodes), whole, axis)
-    elif _is_product(gate) and _is_product(up):  # 6
-        yield Gated(anchor, gate, up, result, nodes)
+    if one is None or other is None:
+        return None
+    alone = all({*distinct_consumers(value)} <= {*nodes} and not value.is_graph_output() for value in (gate, up))
+    if one is other:
+        if not is_op(one, "Split") or len(one.outputs) != 2:
+            return None
+        if one.outputs[0] is not gate:  # 7
+            return apart
+        whole, axis = operand_at(one, 0), int_attr(one, "axis", 0)
+        return replace(apart, nodes=(one, *nodes), whole=whole, dim=axis) if alone else None  # 4
+    if alone and (halves := _sliced(gate, up, info)) is not None:  # 5
+        return replace(apart, nodes=(one, other, *nodes), whole=halves[0], dim=halves[1])
+    return apart if _is_product(gate) and _is_product(up) else None  # 6
 
 
 def _is_product(value: ir.Value) -> bool:
