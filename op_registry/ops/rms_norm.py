@@ -21,7 +21,7 @@ CURRENT = (
         "RmsNorm",
         "proto_2025_12",
         source="hicann/ops-nn v8.5.0-beta.1 (2025-12-31) norm/rms_norm/op_graph/rms_norm_proto.h, unchanged in "
-        "e5c3fa93 (2026-08-22); same, op_host/rms_norm_def.cpp; same, docs/ascendirRmsNorm.md",
+        "e5c3fa93 (2026-08-22); same, op_host/rms_norm_def.cpp; same, the document ascendirRmsNorm",
         cann="8.5.0-beta.1",
     )
     .INPUT("x", FLOATS)
