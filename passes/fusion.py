@@ -1,4 +1,5 @@
-"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient."""
+"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient. For
+Ascend it has a line for each norm and gated activation around them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -13,7 +15,19 @@ from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.answer.budget import limited, limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
-from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, MissedCode, Progress, Report, Status
+from fa_compiler.passes.answer.report import (
+    Around,
+    Block,
+    CacheLine,
+    Code,
+    Kind,
+    Missed,
+    MissedCode,
+    Progress,
+    Report,
+    Status,
+)
+from fa_compiler.passes.around import fuse_around
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
 from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear, is_convolution_op, is_linear_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
@@ -95,7 +109,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
-    if any(block.status == "fused" for block in blocks):
+    around = list(chain.from_iterable(map(run.fuse_around, graphs)))
+    if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
         _import_operators(model, options)
         run.notes.extend(corrected)
     else:
@@ -109,6 +124,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         seconds=time.perf_counter() - started,
         notes=run.notes,
         caches=caches,
+        around=around,
     )
 
 
@@ -158,6 +174,12 @@ class _Run:
         if not caches:
             self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
         return blocks, caches
+
+    def fuse_around(self, graph: ir.Graph) -> list[Around]:
+        """Fuse the norms and gated activations of one graph."""
+        if not self.facts.options.fuses_around or not graph.outputs or self.opset > NEWEST_OPSET:
+            return []
+        return fuse_around(graph, self.facts, self.names)
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a

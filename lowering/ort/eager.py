@@ -99,6 +99,8 @@ def allowed(
     """The registry's entry, the arrays and the attributes of a call. Raises as `run` if the registry refuses it."""
     inputs = _without_padding_mask(op_type, cann, inputs)
     spec = get(op_type, cann)
+    if operator(op_type).kernel is None:
+        raise KernelError(f"{op_type}: the library has no kernel of it; fa_compiler.reference.run computes it")
     attributes = full_attrs(spec, attrs)
     arrays = as_arrays(spec, inputs)
     place_inputs(spec, arrays)  # raises for a missing required input
