@@ -139,7 +139,7 @@ class _Conversion:
         inputs = {name: input_of(node, index) for index, name in enumerate(("input", "weight", "bias", "past_state"))}
         if last and (past := inputs["past_state"]) is not None:
             inputs["past_state"] = self._swapped(past)  # (3)
-        attrs = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
+        attrs: Attributes = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
         made = self._registered("ShortConvolution", inputs, attrs)
         self._take_place(made, swapped=last)
         return made
@@ -183,7 +183,7 @@ class _Conversion:
 
     def _has_one_key_head_for_each(self, q_heads: int) -> bool:
         """Whether key has as many heads as there are states."""
-        query, key = (self.facts.info.shape(self.node.inputs[index]) for index in (0, 1))  # type: ignore[arg-type]
+        query, key = (self.facts.info.shape(self.node.inputs[index]) for index in (0, 1))
         if query is None or key is None:
             return False
         size, heads = query[-1].exact_div(q_heads), int_attr(self.node, "kv_num_heads", 0)
@@ -214,7 +214,9 @@ class _Conversion:
         """Put the new node and its outputs in the place of the old one's."""
         self.builder.graph.append(made)
         for old, new in zip(self.node.outputs, made.outputs, strict=False):
-            new.dtype, new.shape = old.dtype, old.shape
+            new.shape = old.shape
+            if old.dtype is not None:
+                new.dtype = old.dtype
             if swapped and old is not self.node.outputs[0]:
                 new.shape = None
                 new = self._swapped(new)
