@@ -86,6 +86,8 @@ def test_a_version_or_a_name_chooses_the_variant(cann: str | None, variant: str,
 
 def test_unknown_operators_and_versions_are_refused_with_a_hint() -> None:
     with pytest.raises(UnknownOp, match="did you mean 'FlashAttentionScore'"):
+        get("FlashAttention")
+    with pytest.raises(UnknownOp, match="did you mean 'FlashAttentionScore'"):
         get("FlashAttentionScores")
     with pytest.raises(
         UnknownVariant, match=r"known are from CANN 8.0 \(seed_v2_cann8\), .*; by name, .* experiment_ops_oldest"
