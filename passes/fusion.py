@@ -187,15 +187,13 @@ class _Run:
                     groups[node] = [fused_in_group[node]]
                 else:
                     retried.append(node)
-        if self.facts.options.target == "ort":
-            self._convert_convolutions(graph, rewriter)
         rewriter.finish()
         self.made.extend(rewriter.made)
         self._retry(graph, retried, groups, has_top_k)
         return [block for group in groups.values() for block in group]
 
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
-        known = node in found.anchors or node in found.declined or is_linear_op(node)
+        known = node in found.anchors or node in found.declined or is_linear_op(node) or is_convolution_op(node)
         return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
 
     def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
@@ -206,6 +204,8 @@ class _Run:
             return [self._convert(node, rewriter)]
         if is_linear_op(node):
             return [self._convert_linear(node, rewriter)]
+        if is_convolution_op(node):
+            return [self._convert_convolution(node, rewriter)]
         if (decline := found.declined.get(node)) is not None:
             return [self._declined_block(label(node) or "", decline)]
         return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
@@ -430,20 +430,19 @@ class _Run:
             op=made.node.op_type,
             node=made.node.name,
             layout="BSH",
-            mask=made.rule,
+            rule=made.rule,
             heads=made.heads,
         )
 
-    def _convert_convolutions(self, graph: ir.Graph, rewriter: Rewriter) -> None:
-        """Replace ready-made causal convolutions, and say in the notes what became of each."""
-        for node in [node for node in graph if is_convolution_op(node)]:
-            build = partial(convert_convolution, node, self.facts, rewriter.builder)
-            made = limited_attempt(node, lambda build=build: rewriter.attempt(build))
-            if isinstance(made, Decline):
-                self.notes.append(f"{label(node)}: {made.reason}")
-                continue
-            rewriter.adopt(node, made)
-            self.notes.append(f"{label(node)}: the causal convolution is {made.op_type} {made.name}")
+    def _convert_convolution(self, node: ir.Node, rewriter: Rewriter) -> Block:
+        """Replace a ready-made causal convolution by the operator of the target and return its block."""
+        name = label(node) or ""
+        build = partial(convert_convolution, node, self.facts, rewriter.builder)
+        made = limited_attempt(node, lambda: rewriter.attempt(build))
+        if isinstance(made, Decline):
+            return replace(self._declined_block(name, made), kind="convolution")
+        rewriter.adopt(node, made)
+        return Block(id=0, kind="convolution", anchor=name, status="fused", op=made.op_type, node=made.name)
 
     def _declined_block(self, name: str, decline: Decline) -> Block:
         if decline.culprit is not None and decline.culprit.name in self.prepared:

@@ -349,7 +349,7 @@ def _linear(rng: Rng) -> Parts:
         attrs["scale"] = 0.7
     if rng.integers(0, 4) == 0:  # the same tokens as sequences of one row
         for name in inputs.keys() - {"past_state"}:
-            inputs[name] = inputs[name].reshape(1, b * t, -1)
+            inputs[name] = inputs[name].reshape(1, b * t, inputs[name].shape[2])
         inputs["cu_seqlens"] = np.array([0, t, b * t], np.int32)
     return inputs, attrs
 

@@ -128,7 +128,7 @@ def name_of(model: ir.Model) -> str:
 
 def _log(report: Report) -> None:
     """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks (DEBUG)."""
-    fused, total = report.count("fused"), report.softmaxes
+    fused, total = report.fused_attentions, report.attentions
     _LOGGER.info("%s: %d of %d attentions fused in %.2f s", report.model, fused, total, report.seconds)
     for block in report.blocks:
         what = block.op if block.status == "fused" else block.reason

@@ -277,10 +277,11 @@ def _output_type(
     """The type of an output.
 
     An output with a single possible type has that type. The gradient of the weights has the weights' type, which may
-    differ from the query's. All other outputs have the query's type. With lists among the inputs, the registry infers
-    the type.
+    differ from the query's. All other outputs have the query's type. Where the record itself gives the combinations of
+    types, as with lists among the inputs, the registry infers the type.
     """
-    if "quant_scale2" in spec.input_names or any(tensor.kind is Kind.DYNAMIC for tensor in spec.inputs):
+    kernel = operator(spec.name).kernel
+    if kernel is not None and kernel.type_rows is not None:
         return _inferred_type(spec, entry, types, attributes)
     source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
     position = spec.input_names.index(source) if source in spec.input_names else 0

@@ -11,7 +11,9 @@ from typing import Any, Literal
 from fa_compiler.op_registry.described import Described
 from fa_compiler.passes.answer.shown import Shown
 
-Kind = Literal["forward", "backward", "softmax_only", "no_softmax"]
+Kind = Literal["forward", "backward", "softmax_only", "no_softmax", "convolution"]
+WITHOUT_SOFTMAX: tuple[Kind, ...] = ("no_softmax", "convolution")
+"""Linear attention, and the causal convolutions beside it."""
 Status = Literal["fused", "already_fused", "declined", "not_attention", "linear_attention"]
 
 SCHEMA = 1
@@ -189,6 +191,10 @@ class MissedCode(Described):
     NOT_SELECTED = "not_selected", "the selected keys are gathered or masked, not read by their list"
 
 
+IN_WORDS = {MissedCode.NOT_INCRE: "IncreFlashAttention", MissedCode.WIDE: "16-bit arithmetic"}
+"""What was missed, where the value of the code does not say it to people."""
+
+
 @dataclass(frozen=True)
 class Missed:
     """Something better that a fused attention could have been, why it is not, and what the user can do about it.
@@ -213,7 +219,7 @@ class Missed:
     @property
     def word(self) -> str:
         """The code as a word for people."""
-        return self.code.value.replace("_", " ")
+        return IN_WORDS.get(self.code) or self.code.value.replace("_", " ")
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -301,6 +307,8 @@ class Block:
     reason: str | None = None
     culprit: str | None = None
     hint: str | None = None
+    rule: str | None = None
+    """Of linear attention: its update rule, and what decays."""
     missed: tuple[Missed, ...] = ()
     """What better a fused attention could have been; empty for gradients, which share it with their attention."""
 
@@ -316,6 +324,8 @@ class Block:
             parts.append("no mask")
         elif self.mask:
             parts.append(f"mask: {self.mask}")
+        if self.rule:
+            parts.append(self.rule)
         if self.assumed:
             parts.append(f"assuming {', '.join(self.assumed)}")
         parts.extend(f"missed: {missed.word}" for missed in self.missed if not missed.minor)
@@ -417,7 +427,19 @@ class Report(Shown):
     @property
     def softmaxes(self) -> int:
         """How many softmaxes and attention ops there are."""
-        return sum(block.kind not in ("backward", "no_softmax") for block in self.blocks)
+        return sum(block.kind not in ("backward", *WITHOUT_SOFTMAX) for block in self.blocks)
+
+    @property
+    def attentions(self) -> int:
+        """How many attentions there are, with a softmax or without one."""
+        return sum(block.kind not in ("backward", "convolution") for block in self.blocks)
+
+    @property
+    def fused_attentions(self) -> int:
+        """How many of them were fused."""
+        return self.count("fused") - sum(
+            block.kind == "convolution" and block.status == "fused" for block in self.blocks
+        )
 
     @property
     def gradients(self) -> int:
@@ -468,18 +490,25 @@ class Report(Shown):
         """The summary without the time: the same in every run."""
         if not self.blocks:
             return f"{self.model}: no attention found"
-        parts = [f"{self.count('fused')} fused"]
+        without = [block for block in self.blocks if block.kind in WITHOUT_SOFTMAX]
+
+        def count(status: Status) -> int:
+            return self.count(status) - sum(block.status == status for block in without)
+
+        parts = [f"{count('fused')} fused"]
         if self.gradients:
             parts[0] += f" ({self.gradients} with its gradient)"
-        if already := self.count("already_fused"):
+        if already := count("already_fused"):
             parts.append(f"{already} already fused")
-        if declined := self.count("declined"):
+        if declined := count("declined"):
             parts.append(f"{declined} declined")
-        if other := self.count("not_attention"):
+        if other := count("not_attention"):
             parts.append(f"{other} not attention")
         outcome = f"{self.model}: {', '.join(parts)} (of {self.softmaxes})"
-        if linear := self.count("linear_attention"):
-            outcome += f", {linear} without a softmax"
+        for kind, words in (("no_softmax", "linear attention"), ("convolution", "causal convolution")):
+            of_kind = [block.status for block in without if block.kind == kind]
+            if of_kind:
+                outcome += f"; {words}: {of_kind.count('fused')} fused (of {len(of_kind)})"
         return outcome
 
     @property

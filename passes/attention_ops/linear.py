@@ -3,8 +3,8 @@
     output, present_state = LinearAttention(query, key, value, past_state, decay, beta)
     output, present_state = CausalConvWithState(input, weight, bias, past_state)
 
-On the target ort they become FlashLinearAttention and ShortConvolution, which have their inputs, attributes and results.
-What differs, by number:
+On the target ort they become FlashLinearAttention and ShortConvolution, which have their inputs, attributes and
+results. What differs, by number:
 
     1  LinearAttention of com.microsoft: a state_window other than 0 keeps the states of several tokens. Declined.
     2  CausalConvWithState of com.microsoft: other values than the defaults of ndim, dilation, state_channels_last,
@@ -129,7 +129,7 @@ class _Conversion:
         self._check_known()
         node = self.node
         if self.facts.options.target != "ort":
-            raise self._decline("the target has no better operator for it")
+            raise Decline(Code.ALREADY_FUSED, "the target has no better operator for a causal convolution", node)
         for name, default in DEFAULTS.items():  # (2)
             if int_attr(node, name, default) != default:
                 raise self._decline(f"its {name} is {int_attr(node, name, default)}")

@@ -215,7 +215,9 @@ Form drawn_form(Random& random) {
   form.out = !form.present || random() % 8 != 0;
   form.in_place = form.past && form.present && random() % 2 == 0;
   form.one_entry = form.in_place && random() % 3 == 0;
-  if (random() % 3 == 0) form.specials = one_of(random, {1, 2, 5});
+  // A state that decays to 0 in float32, but not in double, gives NaN instead of infinity where it meets one.
+  const bool vanishes = form.beta == 0 || form.decays == Decays::one || form.decays == Decays::eighty;
+  if (!vanishes && random() % 2 == 0) form.specials = one_of(random, {1, 2, 5});
   form.type = drawn_type(random);
   form.state_type = random() % 2 == 0 ? Type::float32 : form.type;
   form.seed = static_cast<unsigned>(random());

@@ -51,23 +51,22 @@ struct Scratch {
   float* keys;       // [kChunk][row]
   float* queries;    // [group][kChunk][row]
   float* factors;    // e^g: [kChunk][row], or for Gate::head [kChunk]
-  float* writes;     // [kChunk][row]; this and the next one for Correction::general
-  float* reads;      // [kChunk][row]
+  float* writes;     // [kChunk][row], for Correction::general
+  float* reads;      // [kChunk][row]: what the rows before the decay are multiplied by to read them after it
   float* betas;      // [kChunk]
   float* values;     // [kChunk][kPanel]
   float* results;    // [group][kChunk][kPanel]
   float* rows;       // [kPanel][row]: conversions of states
 
   Scratch(const Problem& problem, const Shape& shape, int64_t panels, float* memory) : memory_(memory) {
-    const bool general = problem.correction == Correction::general;
     const int64_t rows_of_chunk = kChunk * shape.row;
     states[0] = take(panels * shape.panel_floats());
     states[1] = take(panels * shape.panel_floats());
     keys = take(rows_of_chunk);
     queries = take(shape.group * rows_of_chunk);
     factors = take(problem.gate == Gate::key ? rows_of_chunk : kChunk);
-    writes = take(general ? rows_of_chunk : 0);
-    reads = take(general ? rows_of_chunk : 0);
+    writes = take(problem.correction == Correction::general ? rows_of_chunk : 0);
+    reads = take(problem.correction == Correction::none ? 0 : rows_of_chunk);
     betas = take(kChunk);
     values = take(kChunk * kPanel);
     results = take(shape.group * kChunk * kPanel);
@@ -128,6 +127,16 @@ static void read_tokens(const Problem& p, const Shape& shape, int64_t head, int6
   }
   const int64_t numbers = p.gate == Gate::none ? 0 : p.gate == Gate::head ? count : count * shape.row;
   for (int64_t n = 0; n < numbers; n += kLanes) store(s.factors + n, exp_any(load(s.factors + n)));
+  for (int64_t t = 0; t < count && p.correction != Correction::none; ++t) {
+    const float* from = (p.correction == Correction::delta ? s.keys : s.reads) + t * shape.row;
+    float* to = s.reads + t * shape.row;
+    for (int64_t d = 0; d < shape.row; d += kLanes) {
+      Vec x = load(from + d);
+      if (p.gate == Gate::head) x *= s.factors[t];
+      if (p.gate == Gate::key) x *= load(s.factors + t * shape.row + d);
+      store(to + d, x);
+    }
+  }
 }
 
 }  // namespace fa::FA_ISA::lin

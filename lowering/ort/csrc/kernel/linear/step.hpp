@@ -17,13 +17,12 @@ FA_INLINE void step(const Shape& shape, const Scratch& s, int64_t t, Lines from,
   // What is read of the state, and what is written with the key.
   Vec read[kVectors] = {}, added[kVectors];
   if constexpr (kCorrection != Correction::none) {
-    const float* reads = kCorrection == Correction::delta ? key : s.reads + t * shape.row;
+    const float* reads = s.reads + t * shape.row;
     constexpr int kBeside = 2;  // independent sums, so that none waits for the one before
     Vec sums[kBeside][kVectors] = {};
     const auto add = [&](int64_t d, Vec(&sum)[kVectors]) {
-      const float weight = kGate == Gate::key ? reads[d] * factors[d] : reads[d];
 #pragma GCC unroll 8
-      for (int v = 0; v < kVectors; ++v) sum[v] += load(from.data + d * from.stride + v * kLanes) * weight;
+      for (int v = 0; v < kVectors; ++v) sum[v] += load(from.data + d * from.stride + v * kLanes) * reads[d];
     };
     int64_t d = 0;
     for (; d + 1 < shape.keys; d += kBeside) {
@@ -32,10 +31,7 @@ FA_INLINE void step(const Shape& shape, const Scratch& s, int64_t t, Lines from,
     }
     if (d < shape.keys) add(d, sums[0]);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      read[v] = sums[0][v] + sums[1][v];
-      if constexpr (kGate == Gate::head) read[v] *= factors[0];
-    }
+    for (int v = 0; v < kVectors; ++v) read[v] = sums[0][v] + sums[1][v];
   }
 #pragma GCC unroll 8
   for (int v = 0; v < kVectors; ++v) {
