@@ -81,12 +81,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     started = time.perf_counter()
     options = options or Options()
     dropped = inline_functions(model)
-    refusal: Decline | None = None
     given = graph_opset(model.graph)
-    if options.target == "onnx":
-        wanted = options.opset or ATTENTION_SINCE
-        refusal = attempt(lambda: raise_opset(model, wanted))
-        options = replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET))
+    options, refusal = _with_raised_opset(model, options)
     graphs = remember_versions(model)
     info = analyse(model)
     names = Names.of(graphs)
@@ -126,6 +122,16 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         caches=caches,
         around=around,
     )
+
+
+def _with_raised_opset(model: ir.Model, options: Options) -> tuple[Options, Decline | None]:
+    """Raise the model to the opset that the target onnx needs. Returns the options with this opset, and why it could
+    not be raised."""
+    if options.target != "onnx":
+        return options, None
+    wanted = options.opset or ATTENTION_SINCE
+    refusal = attempt(lambda: raise_opset(model, wanted))
+    return replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET)), refusal
 
 
 def _import_operators(model: ir.Model, options: Options) -> None:

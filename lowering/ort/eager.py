@@ -121,6 +121,8 @@ def compute(
 
     `arrays` is a result of `as_arrays`, and `attributes` of `full_attrs`. Raises KernelError.
     """
+    if operator(spec.name).kernel is None:
+        raise KernelError(f"{spec.name} has no CPU kernel; reference.run computes it in float64")
     request, placed = requested(spec, arrays, attributes, outputs, cann)
     try:
         session = _session(request, _turns.get(), tuple(map(os.environ.get, _KERNEL_SETTINGS)))

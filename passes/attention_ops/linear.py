@@ -133,6 +133,8 @@ class _Conversion:
         for name, default in DEFAULTS.items():  # (2)
             if int_attr(node, name, default) != default:
                 raise self._decline(f"its {name} is {int_attr(node, name, default)}")
+        if any(output.uses() or output.is_graph_output() for output in node.outputs[2:]):
+            raise self._decline("its output state_update is read")
         activation = node.attributes.get("activation")
         word = "none" if activation is None else activation.as_string()
         last = int_attr(node, "channels_last", 0) != 0

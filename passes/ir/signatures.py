@@ -57,7 +57,7 @@ _CONTRIB = {
     ),
     "CausalConvWithState": Signature.of(
         "input weight bias past_state",
-        "output present_state",
+        "output present_state state_update",
         "activation channels_last dilation input_channel_offset input_channels ndim state_channels_last state_length "
         "state_update_capacity state_window",
     ),
