@@ -56,6 +56,11 @@ class Operator:
     is_attention: bool = True
 
     @property
+    def of_ascend(self) -> bool:
+        """Whether Ascend has the operator. The others are this project's own, and run in ONNX Runtime alone."""
+        return any(variant.products for variant in self.variants)
+
+    @property
     def name(self) -> str:
         """The operator's name in REG_OP."""
         return self.variants[-1].name
