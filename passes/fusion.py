@@ -4,7 +4,7 @@ Ascend it has a line for each norm and gated activation around them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -29,6 +29,7 @@ from fa_compiler.passes.answer.report import (
 )
 from fa_compiler.passes.around import fuse_around
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
+from fa_compiler.passes.attention_ops.direct import Direct
 from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear, is_convolution_op, is_linear_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
@@ -69,6 +70,7 @@ OUTCOMES: dict[Code, tuple[Kind, Status]] = {
     Code.LINEAR: ("no_softmax", "linear_attention"),
 }
 """The kind and status of blocks that are no declined attention with a softmax."""
+Replacing = Callable[[ir.Node, Facts, Builder], Direct]
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's operators."""
 
@@ -231,9 +233,9 @@ class _Run:
         if is_attention_op(node):
             return [self._convert(node, rewriter)]
         if is_linear_op(node):
-            return [self._convert_linear(node, rewriter)]
+            return [self._replace(node, rewriter, "no_softmax", convert_linear)]
         if is_convolution_op(node):
-            return [self._convert_convolution(node, rewriter)]
+            return [self._replace(node, rewriter, "convolution", convert_convolution)]
         if (decline := found.declined.get(node)) is not None:
             return [self._declined_block(label(node) or "", decline)]
         return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
@@ -442,35 +444,26 @@ class _Run:
             replace_value(old, new, rename=named)
         return self._fused_block(name, converted.match, fused)
 
-    def _convert_linear(self, node: ir.Node, rewriter: Rewriter) -> Block:
-        """Replace a ready-made linear attention by the operator of the target and return its block."""
+    def _replace(self, node: ir.Node, rewriter: Rewriter, kind: Kind, replacing: Replacing) -> Block:
+        """Replace a ready-made operator by one node and return its block."""
         name = label(node) or ""
-        build = partial(convert_linear, node, self.facts, rewriter.builder)
+        build = partial(replacing, node, self.facts, rewriter.builder)
         made = limited_attempt(node, lambda: rewriter.attempt(build))
         if isinstance(made, Decline):
-            return replace(self._declined_block(name, made), kind="no_softmax")
+            return replace(self._declined_block(name, made), kind=kind)
         rewriter.adopt(node, made.node)
         return Block(
             id=0,
-            kind="no_softmax",
+            kind=kind,
             anchor=name,
             status="fused",
             op=made.node.op_type,
             node=made.node.name,
-            layout="BSH",
+            layout=made.layout,
+            mask=made.mask,
             rule=made.rule,
             heads=made.heads,
         )
-
-    def _convert_convolution(self, node: ir.Node, rewriter: Rewriter) -> Block:
-        """Replace a ready-made causal convolution by the operator of the target and return its block."""
-        name = label(node) or ""
-        build = partial(convert_convolution, node, self.facts, rewriter.builder)
-        made = limited_attempt(node, lambda: rewriter.attempt(build))
-        if isinstance(made, Decline):
-            return replace(self._declined_block(name, made), kind="convolution")
-        rewriter.adopt(node, made)
-        return Block(id=0, kind="convolution", anchor=name, status="fused", op=made.op_type, node=made.name)
 
     def _declined_block(self, name: str, decline: Decline) -> Block:
         if decline.culprit is not None and decline.culprit.name in self.prepared:
