@@ -31,6 +31,7 @@ from fa_compiler.passes.around import fuse_around
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
 from fa_compiler.passes.attention_ops.direct import Direct
 from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear, is_convolution_op, is_linear_op
+from fa_compiler.passes.attention_ops.packed import convert_packed, is_packed_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
@@ -230,6 +231,8 @@ class _Run:
         """The blocks of a softmax, an attention operator, or a call of a function that holds one."""
         if (anchor := found.anchors.get(node)) is not None:
             return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
+        if is_packed_op(node):
+            return [self._replace(node, rewriter, "forward", convert_packed)]
         if is_attention_op(node):
             return [self._convert(node, rewriter)]
         if is_linear_op(node):

@@ -85,6 +85,16 @@ _CONTRIB = {
         "output present_key present_value qk",
         "mask_filter_value num_heads scale unidirectional",
     ),
+    "PackedAttention": Signature.of(
+        "input weights bias token_offset cumulative_sequence_length attention_bias",
+        "output",
+        "num_heads qkv_hidden_sizes scale",
+    ),
+    "PackedMultiHeadAttention": Signature.of(
+        "query key value bias token_offset cumulative_sequence_length attention_bias",
+        "output",
+        "mask_filter_value num_heads scale",
+    ),
     "QAttention": Signature.of(
         "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past",
         "output present",
