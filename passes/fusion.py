@@ -105,7 +105,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         refusal,
         prepared.made,
     )
-    blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
+    blocks = list(chain.from_iterable(map(run.fuse_graph, graphs)))
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
     around = list(chain.from_iterable(map(run.fuse_around, graphs)))

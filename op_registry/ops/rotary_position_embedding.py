@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from fa_compiler.op_registry.constraints import norms
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, text
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import Shape, differ, exceeds, no_multiple
+from fa_compiler.op_registry.geometry import differ, exceeds, no_multiple
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
@@ -132,17 +132,27 @@ def heads_first(call: CheckedNode) -> Iterator[Diagnostic]:
     """On A2 and A3, the first two axes of x are few where cos has the size 1 along both: their product is at most 8
     times the tokens, if half of a row is a multiple of 32 bytes; otherwise it is at most half the tokens, or a row has
     at least 80 elements."""
-    x, cos = call.shape("x"), call.shape("cos")
-    if call.product is None or call.on("950") or call.attr("mode") != HALF or not (_is_four(x) and _is_four(cos)):
+    if call.product is None or call.on("950") or call.attr("mode") != HALF:
         return
-    sizes = [size for size in x or () if isinstance(size, int)]
-    if len(sizes) != 4 or cos is None or not (differ(cos[0], sizes[0]) and differ(cos[1], sizes[1])):
+    sizes = _heads_and_tokens(call)
+    if sizes is None:
         return
-    batch, heads, tokens, row = sizes
+    heads, tokens, row = sizes
     aligned = row // 2 * (4 if call.dtype("x") == "DT_FLOAT" else 2) % 32 == 0
-    many = batch * heads > 8 * tokens if aligned else 2 * batch * heads > tokens and row < 80
-    if many and tokens > 1:
-        yield Diagnostic("x", f"x has {batch * heads} heads in front of {tokens} tokens, which are too many")
+    if heads > 8 * tokens if aligned else 2 * heads > tokens and row < 80:
+        yield Diagnostic("x", f"x has {heads} heads in front of {tokens} tokens, which are too many")
+
+
+def _heads_and_tokens(call: CheckedNode) -> tuple[int, int, int] | None:
+    """Batch times heads, the tokens and the width, where the first two axes of x are repeated and all sizes are known;
+    None elsewhere. Where there is one token, cos tells no order."""
+    x, cos = call.shape("x") or (), call.shape("cos") or ()
+    sizes = [size for size in x if isinstance(size, int)]
+    if len(x) != 4 or len(cos) != 4 or len(sizes) != 4 or sizes[2] == 1:
+        return None
+    if not differ(cos[0], sizes[0]) or not differ(cos[1], sizes[1]):
+        return None
+    return sizes[0] * sizes[1], sizes[2], sizes[3]
 
 
 @rules(7)
@@ -162,10 +172,6 @@ def matrix(call: CheckedNode) -> Iterator[Diagnostic]:
     x = call.shape("x")
     if x:
         yield from shape_is("rotate", call["rotate"], (x[-1], x[-1]))
-
-
-def _is_four(shape: Shape | None) -> bool:
-    return shape is not None and len(shape) == 4
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:

@@ -42,13 +42,14 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     only_reader,
     operand_at,
-    operand_orders,
-    operands,
     permutation,
 )
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.values.patterns import Bind, Op, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+_ROTATED = Op("Concat", Op("Neg", Bind("second")), Bind("first"))
+_RESULT = Op("Add", Op("Mul", Bind("x"), Bind("cos")), Op("Mul", _ROTATED, Bind("sin")))
 SWAP = (0, 2, 1, 3)
 """The Transpose between tokens in front of heads and heads in front of tokens."""
 
@@ -64,24 +65,22 @@ def rotary(node: ir.Node, info: ShapeInfo) -> Rotary | None:
     Raises:
         Decline: they are positions that the operator does not compute.
     """
-    negated, first = operands(node)
-    neg = negated.producer()
-    found = halves_of(first, operand_at(neg, 0), info)  # 1
     product = only_reader(node.outputs[0])
     total = None if product is None else only_reader(product.outputs[0])
-    if neg is None or found is None or not is_op(product, "Mul") or not is_op(total, "Add"):
+    if total is None:
         return None
-    x, rotated = found.whole, node.outputs[0]
-    rank = len(info.shape(x) or ())
-    if found.axis != rank - 1 or int_attr(node, "axis", 0) % rank != rank - 1:
-        return None
-    sin = next(other for one, other in operand_orders(product, "Mul") if one is rotated)
-    straight = next(other for one, other in operand_orders(total, "Add") if one is product.outputs[0]).producer()
-    cos = next((other for one, other in operand_orders(straight, "Mul") if one is x), None)
-    if straight is None or cos is None or only_reader(straight.outputs[0]) is not total:  # 2
-        return None
-    nodes = (*found.nodes, neg, node, straight, product, total)
-    return _checked(Rotary(node, x, cos, sin, total.outputs[0], nodes, True), info)
+    for found in matches(_RESULT, total.outputs[0], info):  # 2
+        halves = halves_of(found["first"], found["second"], info)  # 1
+        last = len(info.shape(found["x"]) or ()) - 1
+        if (
+            halves is None
+            or (halves.whole, halves.axis) != (found["x"], last)
+            or int_attr(node, "axis", 0) not in (-1, last)
+        ):
+            continue
+        nodes = (*halves.nodes, *found.nodes)
+        return _checked(Rotary(node, found["x"], found["cos"], found["sin"], total.outputs[0], nodes, True), info)
+    return None
 
 
 def _checked(found: Rotary, info: ShapeInfo) -> Rotary:
@@ -90,9 +89,7 @@ def _checked(found: Rotary, info: ShapeInfo) -> Rotary:
     dtype = is_float(found.x, info, node)
     if info.dtype(found.cos) != dtype or info.dtype(found.sin) != dtype:
         raise Decline(Code.DTYPE, "the tables of cosines and sines have another type than what is rotated", node)
-    if len({*found.nodes}) != len(found.nodes) or any(
-        _is_read_elsewhere(inner, found.nodes) for inner in found.nodes[:-1]
-    ):
+    if any(_is_read_elsewhere(inner, found.nodes) for inner in found.nodes[:-1]):
         raise Decline(Code.READ_INSIDE, "a number inside of the rotation is read elsewhere, or is an output", node)
     tables = [info.shape(value) for value in (found.cos, found.sin)]
     orders = [heads_first for heads_first in (False, True) if all(_fits(shape, own, heads_first) for own in tables)]
@@ -131,4 +128,4 @@ def _behind(found: Rotary, info: ShapeInfo) -> ir.Value | None:
     if not is_op(node, "Transpose") or permutation(node, 4) != list(SWAP):  # 5
         return None
     alone = not found.x.is_graph_output() and all(reader in found.nodes for reader in data_readers(found.x))
-    return operand_at(node, 0) if alone else None
+    return operand_at(node, 0) if alone else None  # 6 where it is not
