@@ -1,7 +1,8 @@
 """Puts Ascend's operators in the places of what is around attention: norms, gated activations, rotary positions.
 
-The attention of the graph is fused before. What is around it is no part of an attention, so the order changes none of
-them. A sum goes to the first norm that reads it.
+Rotary positions come before the attention. It reads their results, and the Transposes of heads and tokens behind them
+then become a part of its layout. Norms and gates come after it: they are no part of an attention, so the order changes
+none. A sum goes to the first norm that reads it.
 
 Nothing is emitted that could not be run here: the function bodies that a file holds (lowering/onnx_file) need opset 13,
 and those with casts compute float32 only below opset 15.
@@ -36,13 +37,22 @@ TYPED_OPSET = 15
 Found = Norm | SummedNorm | Gated | Rotary
 
 
+def fuse_positions(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
+    """Fuse the rotary positions of one graph. Returns a line for each, in the order of the graph."""
+    return _fused(graph, facts, names, _Fuser.rotary_at)
+
+
 def fuse_around(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
-    """Fuse what is around the attention of one graph. Returns a line for each, in the order of the graph."""
+    """Fuse the norms and gated activations of one graph. Returns a line for each, in the order of the graph."""
+    return _fused(graph, facts, names, _Fuser.norm_or_gate_at)
+
+
+def _fused(graph: ir.Graph, facts: Facts, names: Names, at: Callable[[_Fuser, ir.Node], Around | None]) -> list[Around]:
     fuser = _Fuser(Builder(graph, names, facts.info), facts)
-    lines = [line for node in list(graph) if (line := fuser.at(node)) is not None]
+    lines = [at(fuser, node) for node in list(graph) if node.graph is graph and not is_dead(node)]
     if fuser.made:
         restore_order(graph)
-    return lines
+    return [line for line in lines if line is not None]
 
 
 @dataclass(frozen=True)
@@ -53,16 +63,18 @@ class _Fuser:
     facts: Facts
     made: list[ir.Node] = field(default_factory=list)
 
-    def at(self, node: ir.Node) -> Around | None:
-        """Fuse what is around a node; None where there is nothing."""
-        if node.graph is not self.builder.graph or is_dead(node):
+    def rotary_at(self, node: ir.Node) -> Around | None:
+        """Fuse the rotary positions around a node; None where there are none."""
+        if not rotary.is_anchor(node):
             return None
+        turned = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info))
+        return self._fused(node, [turned] if isinstance(turned, Rotary) else turned)
+
+    def norm_or_gate_at(self, node: ir.Node) -> Around | None:
+        """Fuse the norm or the gated activation around a node; None where there is none."""
         if swiglu.is_anchor(node):
             found = limited_attempt(node, lambda: swiglu.gated(node, self.facts.info, self.facts.options))
             return self._fused(node, [found] if isinstance(found, Gated) else found)
-        if rotary.is_anchor(node):
-            turned = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info))
-            return self._fused(node, [turned] if isinstance(turned, Rotary) else turned)
         if not rms_norm.is_anchor(node, self.facts.info):
             return None
         return self._fused(node, limited_attempt(node, lambda: self._norms(node)))
