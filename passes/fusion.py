@@ -27,8 +27,13 @@ from fa_compiler.passes.answer.report import (
     Report,
     Status,
 )
+<<<<<<< HEAD
 from fa_compiler.passes.around import fuse_around
 from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
+=======
+from fa_compiler.passes.around import fuse_around, fuse_positions
+from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
+>>>>>>> w61
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
@@ -101,10 +106,11 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         refusal,
         prepared.made,
     )
-    blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
+    turned = list(chain.from_iterable(map(run.turn_positions, graphs)))
+    blocks = list(chain.from_iterable(map(run.fuse_graph, graphs)))
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
-    around = list(chain.from_iterable(map(run.fuse_around, graphs)))
+    around = [*turned, *chain.from_iterable(map(run.fuse_around, graphs))]
     if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
         _import_operators(model, options)
         run.notes.extend(corrected)
@@ -180,11 +186,16 @@ class _Run:
             self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
         return blocks, caches
 
+    def turn_positions(self, graph: ir.Graph) -> list[Around]:
+        """Fuse the rotary positions of one graph, in front of its attention."""
+        return fuse_positions(graph, self.facts, self.names) if self._fuses_around(graph) else []
+
     def fuse_around(self, graph: ir.Graph) -> list[Around]:
-        """Fuse the norms and gated activations of one graph."""
-        if not self.facts.options.fuses_around or not graph.outputs or self.opset > NEWEST_OPSET:
-            return []
-        return fuse_around(graph, self.facts, self.names)
+        """Fuse the norms and gated activations of one graph, after its attention."""
+        return fuse_around(graph, self.facts, self.names) if self._fuses_around(graph) else []
+
+    def _fuses_around(self, graph: ir.Graph) -> bool:
+        return self.facts.options.fuses_around and bool(graph.outputs) and self.opset <= NEWEST_OPSET
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a

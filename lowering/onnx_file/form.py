@@ -119,12 +119,13 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
     proto.functions.extend(functions)
 
 
-def add_around_bodies(proto: onnx.ModelProto) -> None:
-    """Add the functions of the operators around attention that a model holds."""
-    owners = [proto.graph.node, *(function.node for function in proto.functions)]
-    used = {node.op_type for nodes in owners for node in _each(nodes) if node.domain == DOMAIN}
+def add_around_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.ModelProto) -> None:
+    """Add the functions of the operators around attention to a model: of those that were `made` now, and of those that
+    the `given` model had functions of. Other nodes of these types may be called in a way that the functions do not
+    compute."""
+    before = (each.name for each in given.functions if _is_around_body(each.domain, each.name))
     opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
-    proto.functions.extend(bodies_of(used, opset))
+    proto.functions.extend(bodies_of([*made, *before], opset))
 
 
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
@@ -250,16 +251,11 @@ def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onn
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    return _each(graph.node)
-
-
-def _each(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes, and those of the graphs in them."""
-    pending = [nodes]
+    pending = [graph]
     while pending:
-        for node in pending.pop():
+        for node in pending.pop().node:
             yield node
             for attribute in node.attribute:
                 if attribute.HasField("g"):
-                    pending.append(attribute.g.node)
-                pending.extend(graph.node for graph in attribute.graphs)
+                    pending.append(attribute.g)
+                pending.extend(attribute.graphs)

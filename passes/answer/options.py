@@ -180,7 +180,7 @@ class Options:
         default=None,
         kw_only=True,
         metadata=told(
-            "fuse attention alone: leave the norms and gated activations around it as they are",
+            "fuse attention alone: leave the norms, gated products and rotary positions around it",
             details='It is "attention" or None, and goes with the target "ascend".',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),

@@ -76,6 +76,24 @@ class Gated:
     dim: int = -1
 
 
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions: result = x * cos + (-x2, x1) * sin, where x1 and x2 are the halves of x along its last axis.
+
+    x has four axes. Tokens stand in front of the heads, or behind them (`heads_first`). `read_behind` is what a
+    Transpose of these two axes makes x from, if nothing else reads x.
+    """
+
+    anchor: ir.Node
+    x: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    result: ir.Value
+    nodes: tuple[ir.Node, ...]
+    heads_first: bool
+    read_behind: ir.Value | None = None
+
+
 def known_shape(value: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:
     """The shape of a tensor of at least one axis. Raises Decline where not even its rank is known."""
     shape = info.shape(value)
