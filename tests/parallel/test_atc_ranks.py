@@ -144,7 +144,7 @@ def test_more_ranks_than_a_node_may_have(tmp_path: Path, capsys: pytest.CaptureF
 REQUESTS: dict[str, tuple[list[str], str]] = {
     "no equal chunks": (
         ["--sequence-parallel", "3"],
-        "3 ranks need 3 equal chunks, and 16 tokens have none",
+        "16 tokens cannot be cut into 3 equal chunks, which 3 ranks need",
     ),
     "one rank": (["--sequence-parallel", "1"], "--sequence-parallel 1 is one model: leave it out"),
     "no number": (["--method", "ring"], "--method and --sequence-axis go with --sequence-parallel"),
