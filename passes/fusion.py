@@ -429,9 +429,10 @@ class _Run:
             status="fused",
             op=made.node.op_type,
             node=made.node.name,
-            layout="BSH",
+            layout=made.layout,
             rule=made.rule,
             heads=made.heads,
+            assumed=made.assumed,
         )
 
     def _convert_convolution(self, node: ir.Node, rewriter: Rewriter) -> Block:

@@ -19,7 +19,8 @@ On the targets contrib and onnx, one of the two LinearAttentions becomes the oth
     6  onnx: that of com.microsoft where key and value have one number of heads that divides the query's, in a model of
        opset 27. ai.onnx has no other numbers of heads.
 
-On Ascend both are declined: CANN's operators take bfloat16, transposed states and packed tokens.
+On Ascend a LinearAttention of the delta rules becomes an operator of CANN (gated_delta.py). The convolution stays as it
+is.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.attention_ops import gated_delta
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -66,6 +68,8 @@ class Linear:
     """The update rule, and what decays."""
     heads: tuple[int, int]
     """Those of query, and the states."""
+    layout: str = "BSH"
+    assumed: tuple[str, ...] = ()
 
 
 def is_linear_op(node: ir.Node) -> bool:
@@ -106,8 +110,6 @@ class _Conversion:
         """The LinearAttention of the target."""
         self._check_known()
         node, target = self.node, self.facts.options.target
-        if target == "ascend":
-            raise self._decline("CANN's operators take packed tokens in bfloat16 and transposed states")
         if int_attr(node, "state_window", 0) != 0:  # (1)
             raise self._decline("with a state_window it keeps the states of several tokens")
         heads = int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)
@@ -115,6 +117,9 @@ class _Conversion:
         for name, default in (("update_rule", "gated_delta"), ("scale", 0.0)):
             given = node.attributes.get(name)
             attrs[name] = default if given is None else given.value
+        words = rule_in_words(str(attrs["update_rule"]), self._decay_width(heads[1]), heads[1])
+        if target == "ascend":
+            return self._of_cann(words, str(attrs["update_rule"]), heads)
         make: Callable[[Attributes], ir.Node] = {
             "ort": self._flash,
             "contrib": self._contrib,
@@ -122,7 +127,15 @@ class _Conversion:
         }[target]
         made = make(attrs)
         self._take_place(made)
-        return Linear(made, rule_in_words(str(attrs["update_rule"]), self._decay_width(heads[1]), heads[1]), heads)
+        return Linear(made, words, heads)
+
+    def _of_cann(self, words: str, rule: str, heads: tuple[int, int]) -> Linear:
+        """The operator of CANN. Raises Decline."""
+        made = gated_delta.convert(self.node, rule, self.facts, self.builder)
+        for old, new in zip(self.node.outputs, (made.output, made.present_state), strict=False):
+            if new is not None:
+                self.builder.replace(old, new)
+        return Linear(made.node, words, heads, "TND", made.assumed)
 
     def convolution(self) -> ir.Node:
         """The ShortConvolution. Raises Decline."""
