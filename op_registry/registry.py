@@ -82,6 +82,11 @@ def extensions_of(op_type: str) -> tuple[Extension, ...]:
     return () if kernel is None else tuple(entry for entry in EXTENSIONS if entry.id in kernel.extensions)
 
 
+def has_kernel(op_type: str) -> bool:
+    """Whether the library has a CPU kernel of the operator. Raises UnknownOp."""
+    return operator(op_type).kernel is not None
+
+
 def takes_float(op_type: str) -> bool:
     """Whether an extension allows float32 for the operator's float16 and bfloat16 tensors."""
     return any(entry.widens for entry in extensions_of(op_type))

@@ -27,13 +27,8 @@ from fa_compiler.passes.answer.report import (
     Report,
     Status,
 )
-<<<<<<< HEAD
-from fa_compiler.passes.around import fuse_around
-from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
-=======
 from fa_compiler.passes.around import fuse_around, fuse_positions
-from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
->>>>>>> w61
+from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
@@ -469,6 +464,7 @@ class _Run:
             mask=made.mask,
             rule=made.rule,
             heads=made.heads,
+            assumed=made.assumed,
         )
 
     def _declined_block(self, name: str, decline: Decline) -> Block:

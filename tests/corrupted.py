@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fa_compiler.op_registry import get, operator, variants
+from fa_compiler.op_registry import get, has_kernel, variants
 from fa_compiler.op_registry.ops.flash_linear_attention import UPDATE_RULES
 from tests.prompt_problems import FIA, PFA, Problem, drawn
 
@@ -510,9 +510,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FusedCausalConv1d": (_added_convolution,),
     "RotaryPositionEmbedding": (_rotary,),
 }
-WITH_KERNEL = tuple(name for name in BASES if operator(name).kernel is not None)
-
-WITH_KERNEL = tuple(name for name in BASES if operator(name).kernel is not None)
+WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""
 
 

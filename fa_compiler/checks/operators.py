@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import onnx
 import onnx_ir as ir
 
 from fa_compiler import op_registry
@@ -9,6 +10,7 @@ from fa_compiler.errors import InputError, InternalError
 from fa_compiler.passes.ir.nodes import all_nodes
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
+from fa_compiler.protos import subgraphs
 
 
 def registry_nodes(model: ir.Model) -> list[ir.Node]:
@@ -23,6 +25,12 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
         for node in all_nodes(owner)
         if node.domain == op_registry.DOMAIN and node.op_type in known
     ]
+
+
+def without_kernel(proto: onnx.ModelProto) -> list[str]:
+    """The registry's operators in a model that have no CPU kernel, in alphabetical order."""
+    found = {node.op_type for node in subgraphs.all_nodes(proto.graph.node) if node.domain == op_registry.DOMAIN}
+    return sorted(name for name in found & {*op_registry.names()} if not op_registry.has_kernel(name))
 
 
 def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str | None) -> ShapeInfo | None:

@@ -40,6 +40,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
+from fa_compiler.checks.operators import without_kernel
 from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
 from fa_compiler.comparison.feeds import SIZES, load_inputs, named_inputs, random_inputs
@@ -268,6 +269,8 @@ class _Rival:
             raise InputError(str(error)) from None
         except Exception as error:
             message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {one_line(error)}"
+            if missing := without_kernel(self._proto):
+                message = f"{self._name} cannot be compared here: there is no CPU kernel of {' and '.join(missing)}"
             raise CannotRunError(message) from None
 
     def unoptimised(self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
+from fa_compiler.checks.operators import without_kernel
 from fa_compiler.op_registry import DOMAIN, DOMAINS
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
@@ -156,12 +157,17 @@ def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> How
         needs += " compiles; replace each name of a size in it by a number, a range such as 1~512, or -1."
     else:
         needs += " compiles."
-    return HowToRun(
-        needs,
-        (
-            Way("for the device", (command,)),
-            Way("on this machine's CPU, in Python", _registered(path)),
-        ),
+    return HowToRun(needs, (Way("for the device", (command,)), _on_this_machine(path, proto)))
+
+
+def _on_this_machine(path: str, proto: onnx.ModelProto | None) -> Way:
+    """How a file with Ascend's operators is run here: by the kernels or, where one is missing, by the reference."""
+    missing = () if proto is None else without_kernel(proto)
+    if not missing:
+        return Way("on this machine's CPU, in Python", _registered(path))
+    return Way(
+        f"on this machine, slowly and in float64, because there is no CPU kernel of {' and '.join(missing)}",
+        ("import fa_compiler.reference", f"session = fa_compiler.reference.evaluator({_quoted(path)})"),
     )
 
 

@@ -123,7 +123,7 @@ def add_around_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.M
     """Add the functions of the operators around attention to a model: of those that were `made` now, and of those that
     the `given` model had functions of. Other nodes of these types may be called in a way that the functions do not
     compute."""
-    before = (each.name for each in given.functions if _is_around_body(each.domain, each.name))
+    before = (each.name for each in given.functions if each.domain == DOMAIN and has_body(each.name))
     opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
     proto.functions.extend(bodies_of([*made, *before], opset))
 

@@ -33,6 +33,7 @@ from fa_compiler.op_registry import (
     dtypes,
     full_attrs,
     get,
+    has_kernel,
     infer,
     operator,
     place_inputs,
@@ -121,7 +122,7 @@ def compute(
 
     `arrays` is a result of `as_arrays`, and `attributes` of `full_attrs`. Raises KernelError.
     """
-    if operator(spec.name).kernel is None:
+    if not has_kernel(spec.name):
         raise KernelError(f"{spec.name} has no CPU kernel; reference.run computes it in float64")
     request, placed = requested(spec, arrays, attributes, outputs, cann)
     try:

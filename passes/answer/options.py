@@ -24,6 +24,8 @@ CLOSE_RANKS = "close-ranks"
 FINITE_SCORES = "finite-scores"
 NON_FINITE_SCORES = "non-finite-scores"
 HALF_ATTENTION = "half-attention"
+UNIT_INPUTS = "unit-inputs"
+SLOW_DECAY = "slow-decay"
 DROP_ROUNDINGS = "drop-activation-quantisation"
 LOSS_FLOOR = "loss-floor"
 EMPTY_BIAS = "empty-bias"
@@ -48,7 +50,11 @@ ASSUMPTIONS = {
     "times values becomes that of two products (assumed for every target but ort)",
     NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard, or a "
     "difference or sum of probabilities, is a reason to decline",
-    HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
+    HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32, and linear "
+    "attention in bfloat16",
+    UNIT_INPUTS: "in linear attention query and key lie between -1 and 1, beta between 0 and 1, and no log decay is "
+    "above 0",
+    SLOW_DECAY: "in linear attention no log decay is below -1: from token to token a state keeps more than a third",
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"

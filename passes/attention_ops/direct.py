@@ -27,6 +27,7 @@ class Direct:
     heads: tuple[int, int] | None = None
     mask: str | None = None
     rule: str | None = None
+    assumed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ On the targets contrib and onnx, one of the two LinearAttentions becomes the oth
     6  onnx: that of com.microsoft where key and value have one number of heads that divides the query's, in a model of
        opset 27. ai.onnx has no other numbers of heads.
 
-On Ascend both are declined: CANN's operators take bfloat16, transposed states and packed tokens.
+On Ascend a LinearAttention of the delta rules becomes an operator of CANN (gated_delta.py). The convolution stays as it
+is.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.attention_ops import gated_delta
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion, rule_in_words
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
@@ -70,8 +72,6 @@ class _Conversion(DirectConversion):
         """The LinearAttention of the target."""
         self._check_known()
         node, target = self.node, self.facts.options.target
-        if target == "ascend":
-            raise self.decline("CANN's operators take packed tokens in bfloat16 and transposed states")
         if int_attr(node, "state_window", 0) != 0:  # (1)
             raise self.decline("with a state_window it keeps the states of several tokens")
         heads = int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)
@@ -79,6 +79,9 @@ class _Conversion(DirectConversion):
         for name, default in (("update_rule", "gated_delta"), ("scale", 0.0)):
             given = node.attributes.get(name)
             attrs[name] = default if given is None else given.value
+        words = rule_in_words(str(attrs["update_rule"]), self._decay_width(heads[1]), heads[1])
+        if target == "ascend":
+            return self._of_cann(words, str(attrs["update_rule"]), heads)
         make: Callable[[Attributes], ir.Node] = {
             "ort": self._flash,
             "contrib": self._contrib,
@@ -86,8 +89,15 @@ class _Conversion(DirectConversion):
         }[target]
         made = make(attrs)
         self._take_place(made)
-        rule = rule_in_words(str(attrs["update_rule"]), self._decay_width(heads[1]), heads[1])
-        return Direct(made, "BSH", heads, rule=rule)
+        return Direct(made, "BSH", heads, rule=words)
+
+    def _of_cann(self, words: str, rule: str, heads: tuple[int, int]) -> Direct:
+        """The operator of CANN. Raises Decline."""
+        made = gated_delta.convert(self.node, rule, self.facts, self.builder)
+        for old, new in zip(self.node.outputs, (made.output, made.present_state), strict=False):
+            if new is not None:
+                self.builder.replace(old, new)
+        return Direct(made.node, "TND", heads, rule=words, assumed=made.assumed)
 
     def convolution(self) -> Direct:
         """The ShortConvolution. Raises Decline."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -12,12 +13,14 @@ import pytest
 from onnx import helper, numpy_helper
 
 import fa_compiler
-from fa_compiler.command_line.main import parser
+from fa_compiler.command_line.main import main, parser
 from fa_compiler.op_registry.runtimes import RUNTIMES
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.pipeline.how_to_run import how_to_run
 from fa_compiler.pipeline.options import make_options
 from tests.graphs import harness
+from tests.passes.attention_ops.test_gated_delta import model_of as linear
+from tests.passes.attention_ops.test_gated_delta import problem
 
 from .builders import attention, feeds, saved
 
@@ -42,6 +45,23 @@ def test_the_lines_of_python_run_the_file(target: Target, way: int, tmp_path: Pa
     (expected,) = onnxruntime.InferenceSession(original).run(None, inputs)
     (computed,) = session.run(None, inputs)
     np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_an_operator_without_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reference runs the file, and a comparison says why there is none."""
+    inputs, attrs = problem(3)
+    original, path = saved(linear(inputs, attrs), tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    assume = ["half-attention", "unit-inputs", "slow-decay"]
+    result = fa_compiler.optimize(original, path, target="ascend", assume=assume)
+    way = result.how_to_run.ways[1]
+    assert "no CPU kernel of ChunkGatedDeltaRule" in way.name
+    names: dict[str, Any] = {}
+    exec("\n".join(way.lines), names)
+    computed, _ = names["session"].run(None, inputs)
+    (expected, _) = onnxruntime.InferenceSession(original).run(None, inputs)
+    np.testing.assert_allclose(computed, expected, rtol=0, atol=2**-7 * np.abs(expected).max())  # bfloat16
+    assert main(["verify", str(original), str(path)]) != 0
+    assert "there is no CPU kernel of ChunkGatedDeltaRule" in capsys.readouterr().err
 
 
 def test_every_target_and_runtime() -> None:

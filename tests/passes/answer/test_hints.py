@@ -19,6 +19,8 @@ from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.masks.rounding import ONE_SIGN_HINT
 from fa_compiler.passes.rewrite.cure import cure
 from tests.passes.answer.test_codes import PROVOKED
+from tests.passes.attention_ops.test_gated_delta import model_of as linear_model
+from tests.passes.attention_ops.test_gated_delta import problem as linear_problem
 from tests.passes.attention_ops.test_group_cache import Case
 from tests.passes.backward.test_index_loss import model as index_loss
 from tests.passes.prepare.test_differences import SPELLINGS as DIFFERENCES
@@ -81,6 +83,12 @@ def operator(body: str, inputs: str, opset: int = 24) -> Callable[[], onnx.Model
     return lambda: parse(NUMBERS + body, inputs=inputs, outputs=f"{kind}{rank} y", opset=opset, ir_version=10)
 
 
+def linear(tokens: int, **more: str) -> Callable[[], onnx.ModelProto]:
+    """A LinearAttention of open sizes where there are no tokens."""
+    return lambda: linear_model(*linear_problem(tokens or 1, **more), is_open=not tokens)
+
+
+LINEAR = (words.HALF_ATTENTION, words.UNIT_INPUTS, words.SLOW_DECAY)
 INTEGER_MASK = "f = Cast<to=1>(m) r = Sub(one, f) a = Mul(r, low) "
 OVERFLOWS = "e = Exp(x) t = ReduceSum<keepdims=1>(e, last) p = Div(e, t) "
 GUARD = "w = Softmax<axis=-1>(x) i = IsNaN(w) p = Where(i, zero, w) "
@@ -114,6 +122,10 @@ HINTS: dict[str, Hinted] = {
     "integer masks that add up": Hinted(
         plain(INTEGER_MASK + "g = Cast<to=1>(n) h = Sub(one, g) c = Mul(h, low) d = Add(s, a) x = Add(d, c) ", INTEGERS)
     ),
+    "linear attention in bfloat16": Hinted(linear(5), "ascend", leads_to=OTHERWISE),
+    "what numbers chunks of linear attention need": Hinted(linear(5), "ascend", assume=(words.HALF_ATTENTION,)),
+    "what numbers a step of linear attention needs": Hinted(linear(1), "ascend", assume=(words.HALF_ATTENTION,)),
+    "a decay for each key dimension": Hinted(linear(0, gate="key"), "ascend", assume=LINEAR),
     "no maximum": Hinted(text(PRODUCT_QK + "x = Identity(s) " + OVERFLOWS + PRODUCT_PV)),
     "no maximum beside a mask": Hinted(
         text(PRODUCT_QK + "x = Where(m, s, low) " + OVERFLOWS + PRODUCT_PV, "bool[B,1,S,T] m"), leads_to=OTHERWISE

@@ -115,7 +115,7 @@ def test_the_operator_of_the_other_target() -> None:
     [
         ("", "onnx", "already_fused", "operator of the target"),
         (CONTRIB, "contrib", "already_fused", "operator of the target"),
-        ("", "ascend", "declined", "packed tokens"),
+        ("", "ascend", "declined", "no operator for the rule gated"),
     ],
 )
 def test_what_stays(domain: str, target: Any, status: str, words: str) -> None:

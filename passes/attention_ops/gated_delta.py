@@ -1,0 +1,317 @@
+"""A ready-made LinearAttention on Ascend: ChunkGatedDeltaRule or RecurrentGatedDeltaRule.
+
+    output, present_state = LinearAttention(query, key, value, past_state, decay, beta)
+
+query and key are [B,T,Nk*Dk], value is [B,T,Nv*Dv], and a state [B,Nv,Dk,Dv]. CANN's operators take packed tokens
+[B*T,N,D] and states [B,Nv,Dv,Dk], so the tokens are reshaped, and the states transposed. By number:
+
+    1  The update_rule is gated_delta or delta. CANN has no operator for the others. delta has no decay.
+    2  query and key have one number of heads, which divides that of the states. The operators repeat them as
+       LinearAttention does.
+    3  With one token in a sequence, or where the number is open and the user vouches for one (`--assume decode`), it is
+       a RecurrentGatedDeltaRule, where each sequence has one block of states. It changes them in place: they are those
+       that the Transpose makes, and GE copies a tensor that is constant or has other readers before an operator
+       changes it (its mem_rw_conflict_optimize.cc).
+    4  Otherwise it is a ChunkGatedDeltaRule. That has no decay for each key dimension, so such a decay is declined.
+    5  A decay for each head is g, a decay for each key dimension gk. Both are float32.
+    6  A beta of one number for each token is repeated for the heads.
+    7  Without a past_state the states are 0.
+    8  Tokens are bfloat16. Where the model has another type, the user has to agree (`--assume half-attention`). The
+       states are float32 where the operator takes that on the product, and otherwise bfloat16.
+    9  What the operators need of the numbers no graph proves, so the user has to vouch for it (`--assume unit-inputs`,
+       and with a decay in chunks `--assume slow-decay`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import OpSpec, RegistryError, get, product, verify
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, SLOW_DECAY, UNIT_INPUTS, Options
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import input_of, int_attr
+from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.values.facts import Facts
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+CHUNKS, STEPS = "ChunkGatedDeltaRule", "RecurrentGatedDeltaRule"
+RULES = ("delta", "gated_delta")
+FLOAT, BF16, INT32 = ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.INT32
+TOKENS = ("query", "key", "value", "beta")
+NAMES = ("query", "key", "value", "past_state", "decay", "beta")
+TURNED = {"perm": (0, 1, 3, 2)}
+"""A state with its last two dimensions exchanged."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a LinearAttention: B, T, Nk, Dk, Nv and Dv."""
+
+    batch: Dim
+    tokens: Dim
+    key_heads: int
+    size: int
+    heads: int
+    width: int
+
+
+@dataclass(frozen=True)
+class DeltaRule:
+    """A LinearAttention that becomes an operator of CANN: what it reads, its sizes, and which operator it is."""
+
+    node: ir.Node
+    spec: OpSpec
+    inputs: Mapping[str, ir.Value]
+    """By the names in LinearAttention; absent ones are missing."""
+    sizes: Sizes
+    by_key: bool
+    """Has each key dimension a decay of its own?"""
+    state: ir.DataType
+    """The type of the states in the operator."""
+    assumed: tuple[str, ...]
+
+    @property
+    def is_step(self) -> bool:
+        """Is it the operator for one token?"""
+        return self.spec.name == STEPS
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The operator, and the values that take the place of output and present_state; None for one that nothing reads."""
+
+    node: ir.Node
+    output: ir.Value
+    present_state: ir.Value | None
+    assumed: tuple[str, ...]
+
+
+def convert(node: ir.Node, rule: str, facts: Facts, builder: Builder) -> Replacement:
+    """Add the operator of CANN and what stands around it to the graph. Raises Decline."""
+    return _Build(_match(node, rule, facts), facts, builder).replacement()
+
+
+def _match(node: ir.Node, rule: str, facts: Facts) -> DeltaRule:
+    """What a LinearAttention becomes. Raises Decline."""
+    options = facts.options
+    if rule not in RULES:  # (1)
+        raise _left(node, f"CANN has no operator for the rule {rule}")
+    inputs = {name: value for index, name in enumerate(NAMES) if (value := input_of(node, index)) is not None}
+    sizes = _sizes(node, inputs, facts.info)
+    by_key = _is_by_key(node, inputs.get("decay"), sizes, facts.info)
+    is_step, assumed = _is_step(sizes.tokens, options)
+    if by_key and not is_step:  # (4)
+        hint = f"--assume {DECODE} if every run decodes one token" if sizes.tokens.const is None else ""
+        raise _left(node, "CANN has a decay for each key dimension only for one token", hint)
+    spec = _spec(node, STEPS if is_step else CHUNKS, options)
+    state, halved = _types(node, spec, inputs, facts)
+    assumed += halved + _vouched(node, options, slow="decay" in inputs and not is_step)
+    return DeltaRule(node, spec, inputs, sizes, by_key, state, assumed)
+
+
+def _sizes(node: ir.Node, inputs: Mapping[str, ir.Value], info: ShapeInfo) -> Sizes:
+    """The sizes. Raises Decline where they are not known, or are none of CANN's operators."""
+    query, key, value = (info.shape(inputs[name]) for name in ("query", "key", "value"))
+    if query is None or key is None or value is None:
+        raise _left(node, "the ranks of its tensors are not known")
+    key_heads, heads = int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)
+    size, width = _divided(query[-1], key_heads), _divided(value[-1], heads)
+    if size is None or width is None:
+        raise _left(node, "the sizes of its heads are not known")
+    if key[-1].const != key_heads * size or heads % key_heads:  # (2)
+        raise _left(node, "CANN has as many heads of key as of query, and their number divides that of the states")
+    return Sizes(query[0], query[1], key_heads, size, heads, width)
+
+
+def _is_by_key(node: ir.Node, decay: ir.Value | None, sizes: Sizes, info: ShapeInfo) -> bool:
+    """Has each key dimension a decay of its own? Raises Decline where that is not known."""
+    if decay is None:
+        return False
+    shape = info.shape(decay)
+    found = None if shape is None else shape[-1].const
+    if found not in (sizes.heads, sizes.heads * sizes.size):
+        raise _left(node, "the width of its decay is not known")
+    return found != sizes.heads  # (5)
+
+
+def _left(node: ir.Node, reason: str, hint: str = "") -> Decline:
+    return Decline(Code.READY_MADE, f"{node.op_type} is left as it is: {reason}", node, hint)
+
+
+def _divided(whole: Dim, count: int) -> int | None:
+    if whole.const is None or count < 1 or whole.const % count:
+        return None
+    return whole.const // count
+
+
+def _is_step(tokens: Dim, options: Options) -> tuple[bool, tuple[str, ...]]:
+    """Whether each sequence has one token, and what this rests on."""
+    if tokens.const is None and DECODE in options.assume:  # (3)
+        return True, (DECODE,)
+    return tokens.const == 1, ()
+
+
+def _spec(node: ir.Node, op_type: str, options: Options) -> OpSpec:
+    """The prototype for the version of CANN. Raises Decline, also where the product does not have the operator."""
+    chip = product(options.ascend_product)
+    if not any(get(op_type).product(soc) for soc in chip.socs):
+        raise Decline(Code.ILLEGAL, f"{op_type} is not available on {chip.title}", node)
+    try:
+        return get(op_type, options.cann)
+    except RegistryError as error:
+        raise Decline(Code.ILLEGAL, str(error), node) from None
+
+
+def _types(
+    node: ir.Node, spec: OpSpec, inputs: Mapping[str, ir.Value], facts: Facts
+) -> tuple[ir.DataType, tuple[str, ...]]:
+    """The type of the states in the operator, and the assumption that the types rest on. Raises Decline."""
+    info, options = facts.info, facts.options
+    given = {name: info.dtype(value) for name, value in inputs.items()}
+    if None in given.values():
+        raise Decline(Code.DTYPE, "the type of one of its tensors is not known", node)
+    of_state = given.get("past_state", given["query"])
+    legal = spec.legal_types("state" if spec.name == STEPS else "initial_state")
+    takes_float = "DT_FLOAT" in legal and (spec.name == STEPS or product(options.ascend_product).name == "950")
+    state = FLOAT if takes_float and of_state != BF16 else BF16  # (8)
+    is_kept = all(given[name] == BF16 for name in TOKENS) and (state == FLOAT or of_state == BF16)
+    if is_kept:
+        return state, ()
+    if HALF_ATTENTION not in options.assume:
+        kind = next(dtype.name for dtype in given.values() if dtype not in (None, BF16))
+        reason = f"{spec.name} computes in bfloat16, and this is {kind}"
+        hint = f"`--assume {HALF_ATTENTION}` casts its tensors; or convert the model to bfloat16"
+        raise Decline(Code.DTYPE, reason, node, hint)
+    return state, (HALF_ATTENTION,)
+
+
+def _vouched(node: ir.Node, options: Options, slow: bool) -> tuple[str, ...]:
+    """The assumptions about the numbers. Raises Decline where the user did not vouch for one."""
+    needed = {
+        UNIT_INPUTS: "its query and key may be outside of -1 to 1, its beta outside of 0 to 1, its log decay above 0"
+    }
+    if slow:
+        needed[SLOW_DECAY] = f"its log decay may be below -1, where {CHUNKS} may overflow"
+    missing = {word: reason for word, reason in needed.items() if word not in options.assume}  # (9)
+    if missing:
+        raise Decline(
+            Code.ILLEGAL, "; ".join(missing.values()), node, f"--assume {','.join(missing)} if it never is so"
+        )
+    return tuple(needed)
+
+
+@dataclass(frozen=True)
+class _Build:
+    rule: DeltaRule
+    facts: Facts
+    builder: Builder
+
+    def replacement(self) -> Replacement:
+        """The operator and its results in the place of those of LinearAttention. Raises Decline."""
+        rule, builder = self.rule, self.builder
+        given = rule.node.attributes.get("scale")
+        scale = (0.0 if given is None else given.as_float()) or rule.sizes.size**-0.5
+        made = registry_node(rule.spec, self._inputs(), {"scale_value": scale}, builder)
+        for output, name in zip(made.outputs, rule.spec.output_names, strict=True):
+            output.name = builder.names.new(f"{made.name}_{name}")
+        target, cann = self.facts.options.ascend_product, self.facts.options.cann
+        for violation in verify(node_view(made, builder.info), target, cann):
+            raise Decline(Code.ILLEGAL, f"{target}: {violation}", rule.node)
+        builder.graph.append(made)
+        out, state = made.outputs
+        out.dtype, state.dtype = BF16, rule.state
+        output = builder.op("Reshape", [out, self._whole()], BF16)
+        return Replacement(made, self._as("query", output), self._present(state), rule.assumed)
+
+    def _inputs(self) -> dict[str, ir.Value]:
+        """The inputs of the operator by name."""
+        rule, given, sizes = self.rule, self.rule.inputs, self.rule.sizes
+        inputs = {
+            "query": self._packed(given["query"], BF16, sizes.key_heads, sizes.size),
+            "key": self._packed(given["key"], BF16, sizes.key_heads, sizes.size),
+            "value": self._packed(given["value"], BF16, sizes.heads, sizes.width),
+            "beta": self._packed(self._beta(), BF16, sizes.heads),
+        }
+        if rule.is_step:
+            inputs |= {"state": self._states(), "actual_seq_lengths": self._each(Dim(1))}
+            inputs["ssm_state_indices"] = self._places()
+        else:
+            inputs |= {"initial_state": self._states(), "actual_seq_lengths": self._each(sizes.tokens)}
+        if "decay" in given and rule.by_key:
+            inputs["gk"] = self._packed(given["decay"], FLOAT, sizes.heads, sizes.size)
+        elif "decay" in given:
+            inputs["g"] = self._packed(given["decay"], FLOAT, sizes.heads)
+        return inputs
+
+    def _packed(self, value: ir.Value, dtype: ir.DataType, *sizes: int) -> ir.Value:
+        """[B,T,width] in a type as [B*T,sizes]."""
+        builder = self.builder
+        return builder.op("Reshape", [builder.cast(value, dtype), builder.ints([-1, *sizes])], dtype)
+
+    def _beta(self) -> ir.Value:
+        """beta with one number for each head."""
+        beta, heads = self.rule.inputs["beta"], self.rule.sizes.heads
+        shape = self.facts.info.shape(beta)
+        if shape is not None and shape[-1].const == heads:
+            return beta
+        return self.builder.op("Expand", [beta, self.builder.ints([1, 1, heads])], self.facts.info.dtype(beta))  # (6)
+
+    def _states(self) -> ir.Value:
+        """The states in front of the tokens, as the operator has them."""
+        rule, builder, past = self.rule, self.builder, self.rule.inputs.get("past_state")
+        if past is not None:
+            return builder.cast(builder.op("Transpose", [past], self.facts.info.dtype(past), TURNED), rule.state)
+        batch, sizes = rule.sizes.batch.const, rule.sizes
+        shape = (1 if batch is None else batch, sizes.heads, sizes.width, sizes.size)
+        zeros = builder.constant(np.zeros(shape, rule.state.numpy()), "state")  # (7)
+        if batch is not None:
+            return zeros
+        every = [builder.dimension(rule.inputs["query"], 0), builder.ints(shape[1:])]
+        return builder.op("Expand", [zeros, builder.joined(every, ir.DataType.INT64, 0)], rule.state)
+
+    def _each(self, tokens: Dim) -> ir.Value:
+        """The number of tokens, once for each sequence."""
+        builder, query, batch = self.builder, self.rule.inputs["query"], self.rule.sizes.batch.const
+        if tokens.const is not None and batch is not None:
+            return builder.constant(np.full(batch, tokens.const, np.int32), "lengths")
+        if tokens.const is not None:
+            one = builder.constant(np.array([tokens.const], np.int32), "length")
+        else:
+            one = builder.cast(builder.dimension(query, 1), INT32)
+        return builder.op("Expand", [one, builder.dimension(query, 0)], INT32)
+
+    def _places(self) -> ir.Value:
+        """The block of each sequence, which has its number."""
+        builder, batch = self.builder, self.rule.sizes.batch.const
+        if batch is not None:
+            return builder.constant(np.arange(batch, dtype=np.int32), "blocks")
+        return builder.cast(builder.range(builder.dimension(self.rule.inputs["query"], 0)), INT32)
+
+    def _whole(self) -> ir.Value:
+        """The shape of output, with -1 for one open size."""
+        sizes, builder, query = self.rule.sizes, self.builder, self.rule.inputs["query"]
+        batch, tokens, last = sizes.batch.const, sizes.tokens.const, sizes.heads * sizes.width
+        if batch is not None or tokens is not None:
+            return builder.ints([-1 if size is None else size for size in (batch, tokens)] + [last])
+        every = [builder.dimension(query, 0), builder.dimension(query, 1), builder.ints([last])]
+        return builder.joined(every, ir.DataType.INT64, 0)
+
+    def _as(self, name: str, value: ir.Value) -> ir.Value:
+        """A result in the type of an input."""
+        dtype = self.facts.info.dtype(self.rule.inputs[name])
+        return value if dtype is None else self.builder.cast(value, dtype)
+
+    def _present(self, state: ir.Value) -> ir.Value | None:
+        """present_state, if something reads it."""
+        present = self.rule.node.outputs[1:]
+        if not present or not (present[0].uses() or present[0].is_graph_output()):
+            return None
+        result = self._as("past_state" if "past_state" in self.rule.inputs else "query", state)
+        return self.builder.op("Transpose", [result], result.dtype, TURNED)
