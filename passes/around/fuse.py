@@ -116,9 +116,12 @@ class _Fuser:
             return self._rotary(found)
         if isinstance(found, SummedNorm):
             one, other = found.operands
-            norm = found.norm
+            norm, more = found.norm, 0
+            if found.bias is not None:
+                one, more = self.builder.op("Add", [one, found.bias], self.facts.info.dtype(one)), 1
             node = self._node(norm.anchor, "AddRmsNorm", {"x1": one, "x2": other}, norm.gamma, norm.epsilon)
-            return self._put(node, norm.anchor, found.nodes, norm.rounded, {0: norm.result, 2: found.total})
+            results = {0: norm.result, 2: found.total}
+            return self._put(node, norm.anchor, found.nodes, norm.rounded, results, more)
         node = self._node(found.anchor, "RmsNorm", {"x": found.x}, found.gamma, found.epsilon)
         return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result})
 

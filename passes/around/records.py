@@ -51,13 +51,14 @@ class Norm:
 
 @dataclass(frozen=True)
 class SummedNorm:
-    """A norm of a sum, which is a result, too."""
+    """A norm of a sum, which is a result, too. A `bias`, a vector, is added to the first operand before."""
 
     norm: Norm
     operands: tuple[ir.Value, ir.Value]
     total: ir.Value
     nodes: tuple[ir.Node, ...]
     """What computes the sum and the norm."""
+    bias: ir.Value | None = None
 
 
 @dataclass(frozen=True)
