@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS
+from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code, Kind
 from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
@@ -47,11 +48,18 @@ FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
         )
     },
 }
+def _already(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
+    """The decline of an operator that a run has made."""
+    raise Decline(Code.ALREADY_FUSED, f"{node.op_type} is the operator already", node)
+
+
 Replacing = Callable[[ir.Node, Facts, Builder], Direct]
 DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "PackedAttention"): ("forward", convert_packed),
     ("com.microsoft", "PackedMultiHeadAttention"): ("forward", convert_packed),
     ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
+    (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
+    (DOMAIN, "ShortConvolution"): ("convolution", _already),
     **{(domain, "LinearAttention"): ("no_softmax", convert_linear) for domain in STANDARD_OR_CONTRIB},
     **{(domain, "CausalConvWithState"): ("convolution", convert_convolution) for domain in STANDARD_OR_CONTRIB},
 }
