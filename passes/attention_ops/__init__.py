@@ -48,6 +48,8 @@ FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
         )
     },
 }
+
+
 def _already(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
     """The decline of an operator that a run has made."""
     raise Decline(Code.ALREADY_FUSED, f"{node.op_type} is the operator already", node)
