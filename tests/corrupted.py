@@ -40,9 +40,9 @@ class Case(NamedTuple):
 
 
 def corrupted(seed: int, count: int, operators: tuple[str, ...] = ()) -> Iterator[Case]:
-    """`count` calls, of all operators in turn or of those named."""
+    """`count` calls, of all operators that have a kernel in turn, or of those named."""
     rng = np.random.default_rng(seed)
-    names = [name for name in BASES if not operators or name in operators]
+    names = [name for name in BASES if name in (operators or WITH_KERNEL)]
     for n in range(count):
         op_type = names[n % len(names)]
         inputs, attrs = _pick(rng, BASES[op_type])(rng)
@@ -368,6 +368,23 @@ def _convolution(rng: Rng) -> Parts:
     return inputs, {"activation": str(_pick(rng, ("none", "silu"))), "channels_last": last}
 
 
+def _norm(names: tuple[str, ...]) -> Callable[[Rng], Parts]:
+    def norm(rng: Rng) -> Parts:
+        dtype, shape = _half(rng), _pick(rng, ((2, 3, 16), (5, 16), (16,), (2, 3, 4, 8)))
+        gamma = shape[-int(rng.integers(1, len(shape) + 1)) :]
+        inputs = {name: _floats(rng, *shape, dtype=dtype) for name in names}
+        wide = names == ("x",) and rng.integers(0, 3) == 0
+        inputs["gamma"] = _floats(rng, *gamma, dtype=np.float32 if wide else dtype)
+        return inputs, {"epsilon": _pick(rng, (1e-6, 1e-5, 0.0))}
+
+    return norm
+
+
+def _gated(rng: Rng) -> Parts:
+    shape, dim = _pick(rng, (((2, 3, 16), -1), ((5, 8), 1), ((4, 3), 0), ((6,), -1), ((2, 4, 5), -2)))
+    return {"x": _floats(rng, *shape, dtype=_half(rng))}, {"dim": dim}
+
+
 BF16 = ml_dtypes.bfloat16
 
 
@@ -474,12 +491,14 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "SparseLightningIndexerGradKLLoss": (_loss,),
     "FlashLinearAttention": (_linear,),
     "ShortConvolution": (_convolution,),
+    "RmsNorm": (_norm(("x",)),),
+    "AddRmsNorm": (_norm(("x1", "x2")),),
+    "SwiGlu": (_gated,),
     "ChunkGatedDeltaRule": (_chunks,),
     "RecurrentGatedDeltaRule": (_recurrence,),
     "CausalConv1d": (_line_convolution,),
     "FusedCausalConv1d": (_added_convolution,),
 }
-
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""
 

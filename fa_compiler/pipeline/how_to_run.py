@@ -114,7 +114,9 @@ def _with_library(path: str, without: str) -> HowToRun:
 def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
     tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
-    if any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
+    if not tokens:
+        step = "inputs)    # session.inputs names what a step takes, the new tokens among them"
+    elif any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     return HowToRun(
         "Its caches are buffers, which a session has to bind as past and as present: a DecodingSession does.\n"

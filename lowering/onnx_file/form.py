@@ -20,6 +20,9 @@ results. A file has the bodies of all its nodes, or none if a node has no body o
 FlashLinearAttention and ShortConvolution keep their names and domain, because their first output is the one that every
 model needs. Their bodies are functions of this name. If the nodes of one of them need several bodies, it has none.
 
+A file for Ascend keeps the nodes of the graph. The library has no kernels of the operators around attention. So the
+file holds functions of them, in the domain of the nodes (around_bodies.py), which `add_around_bodies` adds.
+
 `to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
 
@@ -30,6 +33,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.lowering.onnx_file.around_bodies import bodies_of, has_body
 from fa_compiler.lowering.onnx_file.bodies import BodyKey, body_key, body_of
 from fa_compiler.lowering.onnx_file.linear_bodies import LINEAR, LinearKey, linear_body, linear_key
 from fa_compiler.op_registry import (
@@ -113,6 +117,14 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
         if _is_of_file(node.domain, node.op_type) and len(node.output) > 1:
             del node.output[:_OUTPUTS_BEFORE]
     proto.functions.extend(functions)
+
+
+def add_around_bodies(proto: onnx.ModelProto) -> None:
+    """Add the functions of the operators around attention that a model holds."""
+    owners = [proto.graph.node, *(function.node for function in proto.functions)]
+    used = {node.op_type for nodes in owners for node in _each(nodes) if node.domain == DOMAIN}
+    opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
+    proto.functions.extend(bodies_of(used, opset))
 
 
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
@@ -205,7 +217,7 @@ def _is_of_file(domain: str, name: str) -> bool:
 
 def _is_body(domain: str, name: str) -> bool:
     """Whether a function of this name is the body of an operator."""
-    return _is_of_file(domain, name) or (domain == DOMAIN and name in LINEAR)
+    return _is_of_file(domain, name) or (domain == DOMAIN and (name in LINEAR or has_body(name)))
 
 
 def _is_complete(operators: Iterable[tuple[str, str]], functions: Sequence[onnx.FunctionProto]) -> bool:
@@ -238,11 +250,16 @@ def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onn
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    pending = [graph]
+    return _each(graph.node)
+
+
+def _each(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of the graphs in them."""
+    pending = [nodes]
     while pending:
-        for node in pending.pop().node:
+        for node in pending.pop():
             yield node
             for attribute in node.attribute:
                 if attribute.HasField("g"):
-                    pending.append(attribute.g)
-                pending.extend(attribute.graphs)
+                    pending.append(attribute.g.node)
+                pending.extend(graph.node for graph in attribute.graphs)

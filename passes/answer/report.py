@@ -155,6 +155,11 @@ class Code(StrEnum):
         "the target's operators, or the runtime's kernels of them, do not take what the attention needs",
         "--target ort takes it, with the library of fa-compiler",
     )
+    READ_INSIDE = (
+        "read_inside",
+        "a number inside of a norm is read elsewhere or is an output; the operator beside it would compute it twice",
+        "leave out what reads it: export for inference (model.eval()), without the statistics of norms",
+    )
     BUDGET = (
         "proof_budget",
         "the proofs about the attention would take more steps than one attention is given",
@@ -375,6 +380,64 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Around:
+    """One norm or gated activation around attention, and what became of it.
+
+    `op` is the operator and `node` the name of its node. It stands for `replaced` nodes of the model. `added` is the
+    number of nodes that were made, with the operator itself. `rounded` tells that the model rounds to 16 bits inside,
+    and the operator only at its end.
+    """
+
+    anchor: str
+    status: Literal["fused", "declined"]
+    op: str | None = None
+    node: str | None = None
+    replaced: int = 0
+    added: int = 0
+    rounded: bool = False
+    code: Code | None = None
+    reason: str | None = None
+    culprit: str | None = None
+    hint: str | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is equal for layers in which only the names of values differ."""
+        return self.code, re.sub(r"'[^']*'", "", self.reason or ""), self.hint
+
+    def __str__(self) -> str:
+        if self.status == "fused":
+            return f"{self.anchor}: {self.op}, in the place of {_counted(self.replaced, 'node')}"
+        code = "" if self.code is None else f"{self.code.value}: "
+        return f"{self.anchor}: declined: {code}{self.reason}{_bracketed(self.culprit)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as the JSON report holds it."""
+        return asdict(self) | {"code": self.code and self.code.value}
+
+
+def _counted(number: int, noun: str) -> str:
+    """A number of things: 1 node, 2 nodes."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _fused_around(lines: Sequence[Around]) -> str:
+    """How many of each operator there are, and what they stand for."""
+    counts = {op: sum(line.op == op for line in lines) for op in sorted({str(line.op) for line in lines})}
+    operators = ", ".join(f"{count} {op}" for op, count in counts.items())
+    made, replaced = sum(line.added for line in lines), sum(line.replaced for line in lines)
+    text = f"around attention: {operators}; {_counted(replaced, 'node')} became {made}"
+    rounded = sum(line.rounded for line in lines)
+    return f"{text}; {rounded} of them compute in float32 what the model rounds to 16 bits" if rounded else text
+
+
+def _declined_around(alike: Sequence[Around]) -> str:
+    """The first of some that were declined for one reason, how many more there are, and what the user can do."""
+    more = f", and {len(alike) - 1} more like it" if len(alike) > 1 else ""
+    return f"around attention: {alike[0]}{more}" + (f"; try: {alike[0].hint}" if alike[0].hint else "")
+
+
+@dataclass(frozen=True)
 class CacheLine:
     """One cache of keys or values, where the user asked for buffers in place of caches.
 
@@ -414,11 +477,14 @@ class Report(Shown):
     notes: list[str] = field(default_factory=list)
     caches: Sequence[CacheLine] = ()
     changed_otherwise: bool = False
+    around: Sequence[Around] = ()
+    """The norms and gated activations around the attention, in graph order."""
 
     @property
     def is_changed(self) -> bool:
         """Was anything fused, or did a cache become a buffer?"""
-        return bool(self.count("fused")) or any(cache.present is not None for cache in self.caches)
+        fused = self.count("fused") or any(line.status == "fused" for line in self.around)
+        return bool(fused) or any(cache.present is not None for cache in self.caches)
 
     def count(self, status: Status) -> int:
         """How many softmaxes and attention ops have this status; their gradients are not counted again."""
@@ -479,6 +545,17 @@ class Report(Shown):
         return lines
 
     @property
+    def around_lines(self) -> list[str]:
+        """What became of the norms and gated activations around the attention: one line for all that were fused, and
+        one for those that were declined for one reason."""
+        fused = [line for line in self.around if line.status == "fused"]
+        kinds: dict[tuple[object, ...], list[Around]] = {}
+        for line in self.around:
+            if line.status == "declined":
+                kinds.setdefault(line.kind, []).append(line)
+        return [*([_fused_around(fused)] if fused else []), *map(_declined_around, kinds.values())]
+
+    @property
     def summary(self) -> str:
         """One line with the number of blocks of each status, and the time."""
         if not self.blocks:
@@ -521,7 +598,7 @@ class Report(Shown):
     @property
     def _lines(self) -> list[str]:
         """What stands below the table."""
-        lines = [*self.advice, *self.missed, *map(str, self.caches), *self.notes, self.summary]
+        lines = [*self.advice, *self.missed, *self.around_lines, *map(str, self.caches), *self.notes, self.summary]
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
@@ -539,6 +616,7 @@ class Report(Shown):
                 "not_attention": self.count("not_attention"),
                 "linear_attention": self.count("linear_attention"),
             },
+            "around": [line.to_json() for line in self.around],
             "caches": [asdict(cache) for cache in self.caches],
             "notes": self.notes,
             "seconds": round(self.seconds, 3),

@@ -38,13 +38,10 @@ FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
         )
     },
 }
-PACKED = "its sequences lie end to end without padding, and where each begins is data"
 SELECTED = "its keys are selected by an operator in front of it, and its cache is written in place"
 REASONS = {
     "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",
     "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
-    "PackedAttention": PACKED,
-    "PackedMultiHeadAttention": PACKED,
     "PagedAttention": "its keys lie in the pages of a cache, which is written in place",
     "DynamicSparseAttention": SELECTED,
     "SparsePagedAttention": SELECTED,

@@ -30,20 +30,17 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import gated_delta
+from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
-from fa_compiler.passes.ir.surgery import replace_value
-from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
 
 CONTRIB = "com.microsoft"
 ATTENTION, CONVOLUTION = "LinearAttention", "CausalConvWithState"
-Attributes = dict[str, int | float | str]
 FIRST = 27
 """The first opset of ai.onnx that has both operators."""
 DEFAULTS: Mapping[str, int] = {
@@ -59,19 +56,6 @@ DEFAULTS: Mapping[str, int] = {
 """The attributes of com.microsoft whose other values are not known here."""
 
 
-@dataclass(frozen=True)
-class Linear:
-    """A fused node of linear attention and what the report says of it."""
-
-    node: ir.Node
-    rule: str
-    """The update rule, and what decays."""
-    heads: tuple[int, int]
-    """Those of query, and the states."""
-    layout: str = "BSH"
-    assumed: tuple[str, ...] = ()
-
-
 def is_linear_op(node: ir.Node) -> bool:
     """Is this a ready-made linear attention?"""
     return node.op_type == ATTENTION and node.domain in ("", "ai.onnx", CONTRIB)
@@ -82,12 +66,12 @@ def is_convolution_op(node: ir.Node) -> bool:
     return node.op_type == CONVOLUTION and node.domain in ("", "ai.onnx", CONTRIB)
 
 
-def convert_linear(node: ir.Node, facts: Facts, builder: Builder) -> Linear:
+def convert_linear(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
     """Replace a LinearAttention by the operator of the target. Raises Decline."""
     return _Conversion(node, facts, builder).attention()
 
 
-def convert_convolution(node: ir.Node, facts: Facts, builder: Builder) -> ir.Node:
+def convert_convolution(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
     """Replace a CausalConvWithState by ShortConvolution, on the target ort. Raises Decline."""
     return _Conversion(node, facts, builder).convolution()
 
@@ -101,17 +85,13 @@ def rule_in_words(rule: str, decay: int | None, heads: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Conversion:
-    node: ir.Node
-    facts: Facts
-    builder: Builder
-
-    def attention(self) -> Linear:
+class _Conversion(DirectConversion):
+    def attention(self) -> Direct:
         """The LinearAttention of the target."""
         self._check_known()
         node, target = self.node, self.facts.options.target
         if int_attr(node, "state_window", 0) != 0:  # (1)
-            raise self._decline("with a state_window it keeps the states of several tokens")
+            raise self.decline("with a state_window it keeps the states of several tokens")
         heads = int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)
         attrs: Attributes = {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
         for name, default in (("update_rule", "gated_delta"), ("scale", 0.0)):
@@ -127,17 +107,17 @@ class _Conversion:
         }[target]
         made = make(attrs)
         self._take_place(made)
-        return Linear(made, words, heads)
+        return Direct(made, "BSH", heads, rule=words)
 
-    def _of_cann(self, words: str, rule: str, heads: tuple[int, int]) -> Linear:
+    def _of_cann(self, words: str, rule: str, heads: tuple[int, int]) -> Direct:
         """The operator of CANN. Raises Decline."""
         made = gated_delta.convert(self.node, rule, self.facts, self.builder)
         for old, new in zip(self.node.outputs, (made.output, made.present_state), strict=False):
             if new is not None:
                 self.builder.replace(old, new)
-        return Linear(made.node, words, heads, "TND", made.assumed)
+        return Direct(made.node, "TND", heads, rule=words, assumed=made.assumed)
 
-    def convolution(self) -> ir.Node:
+    def convolution(self) -> Direct:
         """The ShortConvolution. Raises Decline."""
         self._check_known()
         node = self.node
@@ -145,24 +125,23 @@ class _Conversion:
             raise Decline(Code.ALREADY_FUSED, "the target has no better operator for a causal convolution", node)
         for name, default in DEFAULTS.items():  # (2)
             if int_attr(node, name, default) != default:
-                raise self._decline(f"its {name} is {int_attr(node, name, default)}")
+                raise self.decline(f"its {name} is {int_attr(node, name, default)}")
+        if any(output.uses() or output.is_graph_output() for output in node.outputs[2:]):
+            raise self.decline("its output state_update is read")
         activation = node.attributes.get("activation")
         word = "none" if activation is None else activation.as_string()
         last = int_attr(node, "channels_last", 0) != 0
         inputs = {name: input_of(node, index) for index, name in enumerate(("input", "weight", "bias", "past_state"))}
         if last and (past := inputs["past_state"]) is not None:
             inputs["past_state"] = self._swapped(past)  # (3)
-        attrs = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
-        made = self._registered("ShortConvolution", inputs, attrs)
+        attrs: Attributes = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
+        made = self.registered("ShortConvolution", inputs, attrs)
         self._take_place(made, swapped=last)
-        return made
+        return Direct(made)
 
     def _check_known(self) -> None:
         if (unknown := unknown_part(self.node)) is not None:
-            raise self._decline(f"it has {unknown}, and what it means is not known here")
-
-    def _decline(self, reason: str, hint: str | None = None) -> Decline:
-        return Decline(Code.READY_MADE, f"{self.node.op_type} is left as it is: {reason}", self.node, hint)
+            raise self.decline(f"it has {unknown}, and what it means is not known here")
 
     def _decay_width(self, heads: int) -> int | None:
         decay = input_of(self.node, 4)
@@ -174,29 +153,29 @@ class _Conversion:
     def _flash(self, attrs: Attributes) -> ir.Node:
         names = ("query", "key", "value", "past_state", "decay", "beta")
         inputs = {name: input_of(self.node, index) for index, name in enumerate(names)}
-        return self._registered("FlashLinearAttention", inputs, attrs)
+        return self.registered("FlashLinearAttention", inputs, attrs)
 
     def _contrib(self, attrs: Attributes) -> ir.Node:
         if self.node.domain == CONTRIB:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
         types = {self.facts.info.dtype(value) for value in self.node.inputs if value is not None}
         if types != {ir.DataType.FLOAT}:  # (5)
-            raise self._decline("ONNX Runtime's CPU kernel takes float32 only")
+            raise self.decline("ONNX Runtime's CPU kernel takes float32 only")
         return self._bare(CONTRIB, attrs)
 
     def _standard(self, attrs: Attributes) -> ir.Node:
         if self.node.domain != CONTRIB:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
         if self.builder.opset < FIRST:
-            raise self._decline(f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}")
+            raise self.decline(f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}")
         q_heads, heads = int(str(attrs["q_num_heads"])), int(str(attrs["kv_num_heads"]))
         if q_heads % heads or not self._has_one_key_head_for_each(q_heads):  # (6)
-            raise self._decline("in ai.onnx the heads of query are a multiple of those of key and value")
+            raise self.decline("in ai.onnx the heads of query are a multiple of those of key and value")
         return self._bare("", attrs)
 
     def _has_one_key_head_for_each(self, q_heads: int) -> bool:
         """Whether key has as many heads as there are states."""
-        query, key = (self.facts.info.shape(self.node.inputs[index]) for index in (0, 1))  # type: ignore[arg-type]
+        query, key = (self.facts.info.shape(self.node.inputs[index]) for index in (0, 1))
         if query is None or key is None:
             return False
         size, heads = query[-1].exact_div(q_heads), int_attr(self.node, "kv_num_heads", 0)
@@ -213,26 +192,17 @@ class _Conversion:
         )
         return self.builder.lone(node)
 
-    def _registered(self, op_type: str, inputs: Mapping[str, ir.Value | None], attrs: Attributes) -> ir.Node:
-        """A node of the registry, which it allows. Raises Decline."""
-        spec = get(op_type)
-        made = registry_node(spec, inputs, attrs, self.builder)
-        for output, name in zip(made.outputs, spec.output_names, strict=True):
-            output.name = self.builder.names.new(f"{made.name}_{name}")
-        for violation in verify(node_view(made, self.facts.info), "ort"):
-            raise Decline(Code.ILLEGAL, f"ort: {violation}", self.node)
-        return made
-
     def _take_place(self, made: ir.Node, swapped: bool = False) -> None:
         """Put the new node and its outputs in the place of the old one's."""
         self.builder.graph.append(made)
         for old, new in zip(self.node.outputs, made.outputs, strict=False):
-            new.dtype, new.shape = old.dtype, old.shape
+            new.shape = old.shape
+            if old.dtype is not None:
+                new.dtype = old.dtype
             if swapped and old is not self.node.outputs[0]:
                 new.shape = None
                 new = self._swapped(new)
-            if old.uses() or old.is_graph_output():
-                replace_value(old, new)
+            self.put(old, new)
 
     def _swapped(self, state: ir.Value) -> ir.Value:
         """A state with its last two dimensions exchanged."""

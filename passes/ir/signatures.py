@@ -57,7 +57,7 @@ _CONTRIB = {
     ),
     "CausalConvWithState": Signature.of(
         "input weight bias past_state",
-        "output present_state",
+        "output present_state state_update",
         "activation channels_last dilation input_channel_offset input_channels ndim state_channels_last state_length "
         "state_update_capacity state_window",
     ),
@@ -84,6 +84,16 @@ _CONTRIB = {
         "cache_indirection",
         "output present_key present_value qk",
         "mask_filter_value num_heads scale unidirectional",
+    ),
+    "PackedAttention": Signature.of(
+        "input weights bias token_offset cumulative_sequence_length attention_bias",
+        "output",
+        "num_heads qkv_hidden_sizes scale",
+    ),
+    "PackedMultiHeadAttention": Signature.of(
+        "query key value bias token_offset cumulative_sequence_length attention_bias",
+        "output",
+        "mask_filter_value num_heads scale",
     ),
     "QAttention": Signature.of(
         "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past",

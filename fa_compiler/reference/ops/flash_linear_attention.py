@@ -90,7 +90,7 @@ class _Rows:
         added = value
         if self.beta is not None:
             added = self.beta[b, t] * (value - np.einsum("hdv,hd->hv", state, key))
-        after = state + key[..., None] * added[:, None]
+        after: Floats = state + key[..., None] * added[:, None]
         if self.write is not None and self.read is not None:
             after += self.write[b, t][..., None] * np.einsum("hdv,hd->hv", state, self.read[b, t])[:, None]
         return after

@@ -1,0 +1,183 @@
+"""PackedMultiHeadAttention and PackedAttention of com.microsoft: sequences end to end, without padding.
+
+    output [T, N * E] = PackedMultiHeadAttention(query, key, value, bias, token_offset, cumulative_sequence_length)
+    output [T, N * E] = PackedAttention(input, weights, bias, token_offset, cumulative_sequence_length)
+
+    1  query, key, value    [T, N * D], [T, N * D] and [T, N * E], or query alone as [T, N, 3, D]
+    2  bias                 [N * D + N * D + N * E], which is added to them
+    3  input, weights       their product has the columns of query, key and value side by side: as many as
+                            qkv_hidden_sizes says, otherwise three equal parts
+
+cumulative_sequence_length [B + 1] begins with 0 and says where each sequence ends. Each token sees those of its own
+sequence. They become FlashAttentionScore with the layout TND, on the target ort: ONNX Runtime has no CPU kernel for
+them. token_offset says where the tokens stand in a padded batch, which changes no result without attention_bias, and
+mask_filter_value is for padding, of which there is none. attention_bias, which is for a padded batch, is declined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.attention_ops.call import OpConverter
+from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion
+from fa_compiler.passes.attention_ops.multi_head import part_of
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import input_of, int_attr
+from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.values.facts import Facts
+
+OPERATORS = ("PackedMultiHeadAttention", "PackedAttention")
+CONTRIB = "com.microsoft"
+OP = "FlashAttentionScore"
+
+
+def is_packed_op(node: ir.Node) -> bool:
+    """Is this a ready-made attention to packed sequences?"""
+    return node.domain == CONTRIB and node.op_type in OPERATORS
+
+
+def convert_packed(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
+    """Replace a packed attention by FlashAttentionScore, on the target ort. Raises Decline."""
+    return _Conversion(node, facts, builder).converted()
+
+
+@dataclass(frozen=True)
+class _Operands:
+    """query, key and value [T, N, D], and the sizes of their heads."""
+
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    size: int
+    width: int
+
+
+@dataclass(frozen=True)
+class _Conversion(DirectConversion):
+    def converted(self) -> Direct:
+        """The FlashAttentionScore that takes the operator's place."""
+        node = self.node
+        if self.facts.options.target != "ort":
+            raise self.decline("its sequences lie end to end, and where each begins is data")
+        if (unknown := unknown_part(node)) is not None:
+            raise self.decline(f"it has {unknown}, and what it means is not known here")
+        is_projected = node.op_type == "PackedAttention"
+        ends, bias = (5, 6) if not is_projected else (4, 5)
+        if input_of(node, bias) is not None:
+            raise self.decline("its attention_bias is for a batch with padding")
+        heads = int_attr(node, "num_heads", 0)
+        if heads < 1:
+            raise self.decline(f"num_heads is {heads}")
+        operands = self._projected(heads) if is_projected else self._given(heads)
+        lengths = self._ends(ends)
+        scale = node.attributes.get("scale")
+        attrs: Attributes = {
+            "head_num": heads,
+            "input_layout": "TND",
+            "scale_value": float(np.float32(operands.size**-0.5 if scale is None else scale.as_float())),
+        }
+        inputs = {
+            "query": operands.query,
+            "key": operands.key,
+            "value": operands.value,
+            "actual_seq_qlen": lengths,
+            "actual_seq_kvlen": lengths,
+        }
+        made = self.registered(OP, inputs, attrs, used=("attention_out",))
+        self.builder.graph.append(made)
+        out, dtype = made.outputs[-1], self.facts.info.dtype(operands.query)
+        if dtype is not None:
+            out.dtype = dtype
+        shape = self.builder.ints([0, heads * operands.width])
+        self.put(node.outputs[0], self.builder.op("Reshape", [out, shape], dtype))
+        return Direct(made, "TND", (heads, heads), mask="packed")
+
+    def _ends(self, index: int) -> ir.Value:
+        """Where each sequence ends, as int64 [B]."""
+        limits = input_of(self.node, index)
+        if limits is None:
+            raise self.decline("cumulative_sequence_length is missing")
+        last = np.iinfo(np.int64).max
+        bounds = [self.builder.ints([number]) for number in (1, last, 0)]
+        ends = self.builder.op("Slice", [limits, *bounds], self.facts.info.dtype(limits))
+        return self.builder.op("Cast", [ends], ir.DataType.INT64, {"to": int(ir.DataType.INT64)})
+
+    def _given(self, heads: int) -> _Operands:
+        """The operands of PackedMultiHeadAttention."""
+        query, key, value = (input_of(self.node, index) for index in range(3))
+        if query is None or (key is None) != (value is None):
+            raise self.decline("key and value are given together or not at all")
+        if key is None or value is None:
+            parts = self._unpacked(query, heads)  # (1)
+            widths = [self._width(part) * heads for part in parts]
+        else:
+            parts = [query, key, value]
+            widths = [self._width(part) for part in parts]
+        bias = input_of(self.node, 3)
+        if bias is not None:  # (2)
+            parts = [
+                self._sum(part, self._part(bias, start, start + width, 0), heads)
+                for part, start, width in zip(parts, np.cumsum([0, *widths[:2]]).tolist(), widths, strict=True)
+            ]
+        return self._of_heads(parts, widths, heads)
+
+    def _projected(self, heads: int) -> _Operands:
+        """The operands of PackedAttention: a product, cut into three."""
+        given, weights, bias = (input_of(self.node, index) for index in range(3))
+        if given is None or weights is None:
+            raise self.decline("input or weights are missing")
+        total = self._width(weights)
+        sizes = self.node.attributes.get("qkv_hidden_sizes")
+        widths = [total // 3] * 3 if sizes is None else list(sizes.as_ints())
+        if sum(widths) != total or len(widths) != 3:
+            raise self.decline("the widths of query, key and value are not those of the weights")
+        dtype = self.facts.info.dtype(given)
+        joined = self.builder.op("MatMul", [given, weights], dtype)
+        if bias is not None:
+            joined = self.builder.op("Add", [joined, bias], dtype)
+        starts = np.cumsum([0, *widths]).tolist()
+        parts = [self._part(joined, start, end, 1) for start, end in pairwise(starts)]  # (3)
+        return self._of_heads(parts, widths, heads)
+
+    def _of_heads(self, parts: list[ir.Value], widths: list[int], heads: int) -> _Operands:
+        """Operands of these widths as [T, N, D]."""
+        if widths[0] != widths[1] or any(width % heads or not width for width in widths):
+            raise self.decline(f"query, key and value have the widths {widths}, which are not those of {heads} heads")
+        sizes = [width // heads for width in widths]
+        split = [
+            self.builder.op("Reshape", [part, self.builder.ints([0, heads, size])], self.facts.info.dtype(parts[0]))
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+        query, key, value = split
+        return _Operands(query, key, value, sizes[0], sizes[2])
+
+    def _unpacked(self, packed: ir.Value, heads: int) -> list[ir.Value]:
+        """[T, N, 3, D] as query, key and value [T, N, D]."""
+        shape = self.facts.info.shape(packed)
+        if shape is None or len(shape) != 4 or shape[1].const != heads or shape[2].const != 3:
+            raise self.decline("a query without key and value is not [T, num_heads, 3, head_size]")
+        dtype = self.facts.info.dtype(packed)
+        places = [self.builder.constant(np.array(number, np.int64)) for number in range(3)]
+        return [self.builder.op("Gather", [packed, place], dtype, {"axis": 2}) for place in places]
+
+    def _sum(self, part: ir.Value, bias: ir.Value, heads: int) -> ir.Value:
+        """An operand with its bias, which lies as the operand does."""
+        shape = self.facts.info.shape(part)
+        if shape is not None and len(shape) == 3:
+            bias = self.builder.op("Reshape", [bias, self.builder.ints([heads, -1])], self.facts.info.dtype(bias))
+        return self.builder.op("Add", [part, bias], self.facts.info.dtype(part))
+
+    def _part(self, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
+        return part_of(OpConverter.of(self.node, self.facts, self.builder), value, start, end, axis)
+
+    def _width(self, value: ir.Value) -> int:
+        """The last size of a tensor."""
+        shape = self.facts.info.shape(value)
+        size = shape[-1].const if shape else None
+        if size is None:
+            raise self.decline(f"the width of {value.name!r} is not known before the model runs")
+        return size
