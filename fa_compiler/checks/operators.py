@@ -28,8 +28,9 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
 
 
 def without_kernel(proto: onnx.ModelProto) -> list[str]:
-    """The registry's operators in a model that have no CPU kernel, in alphabetical order."""
+    """The registry's operators in a model that have neither a CPU kernel nor a body in it, in alphabetical order."""
     found = {node.op_type for node in subgraphs.all_nodes(proto.graph.node) if node.domain == op_registry.DOMAIN}
+    found -= {function.name for function in proto.functions if function.domain == op_registry.DOMAIN}
     return sorted(name for name in found & {*op_registry.names()} if not op_registry.has_kernel(name))
 
 

@@ -20,7 +20,7 @@ from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import remarks
 from fa_compiler.errors import InputError, InternalError, origin
-from fa_compiler.lowering.onnx_file import add_around_bodies, finish_proto, to_file_operators
+from fa_compiler.lowering.onnx_file import add_ascend_bodies, finish_proto, to_file_operators
 from fa_compiler.model_files.flex_attention import expand_flex, may_hold_flex, with_definitions
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.reading import LoadedModel
@@ -168,8 +168,12 @@ def _result(
         functions = to_file_operators(model, info if form == "file with bodies" else None)
     proto = proto_of(loaded, model)
     if form == "graph":
+<<<<<<< HEAD
         made = [line.op for line in report.around if line.op is not None]
         add_around_bodies(proto, made, loaded.proto)
+=======
+        add_ascend_bodies(proto)
+>>>>>>> w59c
     else:
         finish_proto(proto, functions)
     put_back(proto, loaded.foreign)

@@ -1,7 +1,7 @@
 """The form of fused nodes in ONNX files that other tools read: one output, and a body in standard operators."""
 
 from fa_compiler.lowering.onnx_file.form import (
-    add_around_bodies,
+    add_ascend_bodies,
     add_functions,
     finish_proto,
     restore_graph_operators,
@@ -10,7 +10,7 @@ from fa_compiler.lowering.onnx_file.form import (
 )
 
 __all__ = [
-    "add_around_bodies",
+    "add_ascend_bodies",
     "add_functions",
     "finish_proto",
     "restore_graph_operators",

@@ -20,8 +20,9 @@ results. A file has the bodies of all its nodes, or none if a node has no body o
 FlashLinearAttention and ShortConvolution keep their names and domain, because their first output is the one that every
 model needs. Their bodies are functions of this name. If the nodes of one of them need several bodies, it has none.
 
-A file for Ascend keeps the nodes of the graph. The library has no kernels of the operators around attention. So the
-file holds functions of them, in the domain of the nodes (around_bodies.py), which `add_around_bodies` adds.
+A file for Ascend keeps the nodes of the graph. The library has no kernels of the operators around attention, nor of
+CANN's linear attention. So the file holds functions of them, in the domain of the nodes (around_bodies.py,
+delta_bodies.py), which `add_ascend_bodies` adds.
 
 `to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
@@ -35,6 +36,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.onnx_file.around_bodies import bodies_of, has_body
 from fa_compiler.lowering.onnx_file.bodies import BodyKey, body_key, body_of
+from fa_compiler.lowering.onnx_file.delta_bodies import STATES, delta_bodies
 from fa_compiler.lowering.onnx_file.linear_bodies import LINEAR, LinearKey, linear_body, linear_key
 from fa_compiler.op_registry import (
     DOMAIN,
@@ -119,6 +121,7 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
     proto.functions.extend(functions)
 
 
+<<<<<<< HEAD
 def add_around_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.ModelProto) -> None:
     """Add the functions of the operators around attention to a model: of those that were `made` now, and of those that
     the `given` model had functions of. Other nodes of these types may be called in a way that the functions do not
@@ -126,6 +129,14 @@ def add_around_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.M
     before = (each.name for each in given.functions if each.domain == DOMAIN and has_body(each.name))
     opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
     proto.functions.extend(bodies_of([*made, *before], opset))
+=======
+def add_ascend_bodies(proto: onnx.ModelProto) -> None:
+    """Add the functions of Ascend's operators without a kernel that a model holds."""
+    owners = [proto.graph.node, *(function.node for function in proto.functions)]
+    nodes = [node for owner in owners for node in _each(owner) if node.domain == DOMAIN]
+    opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
+    proto.functions.extend([*bodies_of((node.op_type for node in nodes), opset), *delta_bodies(nodes, opset)])
+>>>>>>> w59c
 
 
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
@@ -218,7 +229,7 @@ def _is_of_file(domain: str, name: str) -> bool:
 
 def _is_body(domain: str, name: str) -> bool:
     """Whether a function of this name is the body of an operator."""
-    return _is_of_file(domain, name) or (domain == DOMAIN and (name in LINEAR or has_body(name)))
+    return _is_of_file(domain, name) or (domain == DOMAIN and (name in LINEAR or name in STATES or has_body(name)))
 
 
 def _is_complete(operators: Iterable[tuple[str, str]], functions: Sequence[onnx.FunctionProto]) -> bool:

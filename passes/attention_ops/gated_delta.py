@@ -270,11 +270,13 @@ class _Build:
             return builder.cast(builder.op("Transpose", [past], self.facts.info.dtype(past), TURNED), rule.state)
         batch, sizes = rule.sizes.batch.const, rule.sizes
         shape = (1 if batch is None else batch, sizes.heads, sizes.width, sizes.size)
-        zeros = builder.constant(np.zeros(shape, rule.state.numpy()), "state")  # (7)
         if batch is not None:
-            return zeros
+            return builder.constant(np.zeros(shape, rule.state.numpy()), "state")  # (7)
+        # ONNX Runtime expands no bfloat16.
+        zeros = builder.constant(np.zeros(shape, np.float32), "state")
         every = [builder.dimension(rule.inputs["query"], 0), builder.ints(shape[1:])]
-        return builder.op("Expand", [zeros, builder.joined(every, ir.DataType.INT64, 0)], rule.state)
+        whole = builder.op("Expand", [zeros, builder.joined(every, ir.DataType.INT64, 0)], FLOAT)
+        return builder.cast(whole, rule.state)
 
     def _each(self, tokens: Dim) -> ir.Value:
         """The number of tokens, once for each sequence."""

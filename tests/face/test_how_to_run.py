@@ -47,19 +47,45 @@ def test_the_lines_of_python_run_the_file(target: Target, way: int, tmp_path: Pa
     np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_an_operator_without_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The reference runs the file, and a comparison says why there is none."""
+ASSUMED = ["half-attention", "unit-inputs", "slow-decay"]
+CLOSE = 2**-6
+"""Relative to the largest number: tensors, results and states are rounded to bfloat16."""
+
+
+@pytest.mark.parametrize("past", [False, True])
+def test_an_operator_without_a_kernel(past: bool, tmp_path: Path) -> None:
+    """A function in the file computes it, with the library and without."""
+    inputs, attrs = problem(3, past=past)
+    original, path = saved(linear(inputs, attrs, is_open=True), tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    result = fa_compiler.optimize(original, path, target="ascend", assume=ASSUMED)
+    wanted = onnxruntime.InferenceSession(original).run(None, inputs)
+    for session in (executed(result.how_to_run.ways[1].lines), onnxruntime.InferenceSession(path)):
+        for computed, expected in zip(session.run(None, inputs), wanted, strict=True):
+            np.testing.assert_allclose(computed, expected, rtol=0, atol=CLOSE * np.abs(expected).max())
+    assert main(["verify", str(original), str(path), "--rtol", "5e-2"]) == 0  # keys that are longer than 1
+
+
+def test_operators_with_neither_kernel_nor_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reference runs the file, and a comparison says why there is none. Nodes of other inputs share no function."""
     inputs, attrs = problem(3)
-    original, path = saved(linear(inputs, attrs), tmp_path / "model.onnx"), tmp_path / "fused.onnx"
-    assume = ["half-attention", "unit-inputs", "slow-decay"]
-    result = fa_compiler.optimize(original, path, target="ascend", assume=assume)
+    model = linear(inputs, attrs)
+    other = model.graph.node.add()
+    other.CopyFrom(model.graph.node[0])
+    other.input[4], other.output[:] = "", ["y2", "state2"]
+    other.attribute.remove(next(attribute for attribute in other.attribute if attribute.name == "update_rule"))
+    other.attribute.append(helper.make_attribute("update_rule", "delta"))
+    added = model.graph.output.add()
+    added.CopyFrom(model.graph.output[0])
+    added.name = "y2"
+    original, path = saved(model, tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    result = fa_compiler.optimize(original, path, target="ascend", assume=ASSUMED)
     way = result.how_to_run.ways[1]
     assert "no CPU kernel of ChunkGatedDeltaRule" in way.name
     names: dict[str, Any] = {}
     exec("\n".join(way.lines), names)
-    computed, _ = names["session"].run(None, inputs)
-    (expected, _) = onnxruntime.InferenceSession(original).run(None, inputs)
-    np.testing.assert_allclose(computed, expected, rtol=0, atol=2**-7 * np.abs(expected).max())  # bfloat16
+    wanted = onnxruntime.InferenceSession(original).run(None, inputs)
+    for computed, expected in zip(names["session"].run(None, inputs), wanted, strict=True):
+        np.testing.assert_allclose(computed, expected, rtol=0, atol=CLOSE * np.abs(expected).max())
     assert main(["verify", str(original), str(path)]) != 0
     assert "there is no CPU kernel of ChunkGatedDeltaRule" in capsys.readouterr().err
 
