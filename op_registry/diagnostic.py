@@ -40,5 +40,5 @@ class Diagnostic:
     constraint: str = GENERIC
 
     def __str__(self) -> str:
-        """The message, behind the number of the rule and the status. What every operator demands has no rule to name."""
+        """The message, behind the rule and the status. What every operator demands has no rule to name."""
         return self.message if self.constraint == GENERIC else f"{self.constraint} ({self.code}): {self.message}"

@@ -212,7 +212,7 @@ class Options:
         if unknown:
             raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
         if self.in_place_caches and self.target != "ort":
-            raise ValueError('caches in place go with the target "ort", the default')
+            raise ValueError("caches in place need --target ort, the default")
         if self.runtime is not None and not self.is_standard:
             raise ValueError("a runtime needs --target onnx or --target contrib")
         if self.opset and self.target != "onnx":
