@@ -168,12 +168,8 @@ def _result(
         functions = to_file_operators(model, info if form == "file with bodies" else None)
     proto = proto_of(loaded, model)
     if form == "graph":
-<<<<<<< HEAD
         made = [line.op for line in report.around if line.op is not None]
-        add_around_bodies(proto, made, loaded.proto)
-=======
-        add_ascend_bodies(proto)
->>>>>>> w59c
+        add_ascend_bodies(proto, made, loaded.proto)
     else:
         finish_proto(proto, functions)
     put_back(proto, loaded.foreign)

@@ -121,22 +121,15 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
     proto.functions.extend(functions)
 
 
-<<<<<<< HEAD
-def add_around_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.ModelProto) -> None:
-    """Add the functions of the operators around attention to a model: of those that were `made` now, and of those that
-    the `given` model had functions of. Other nodes of these types may be called in a way that the functions do not
-    compute."""
+def add_ascend_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.ModelProto) -> None:
+    """Add the functions of Ascend's operators without a kernel to a model: of those around attention that were `made`
+    now, of those that the `given` model had functions of, and of the delta rules. Other nodes of the types around
+    attention may be called in a way that the functions do not compute."""
     before = (each.name for each in given.functions if each.domain == DOMAIN and has_body(each.name))
-    opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
-    proto.functions.extend(bodies_of([*made, *before], opset))
-=======
-def add_ascend_bodies(proto: onnx.ModelProto) -> None:
-    """Add the functions of Ascend's operators without a kernel that a model holds."""
     owners = [proto.graph.node, *(function.node for function in proto.functions)]
     nodes = [node for owner in owners for node in _each(owner) if node.domain == DOMAIN]
     opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
-    proto.functions.extend([*bodies_of((node.op_type for node in nodes), opset), *delta_bodies(nodes, opset)])
->>>>>>> w59c
+    proto.functions.extend([*bodies_of([*made, *before], opset), *delta_bodies(nodes, opset)])
 
 
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
@@ -262,11 +255,16 @@ def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onn
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    pending = [graph]
+    return _each(graph.node)
+
+
+def _each(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of the graphs in them."""
+    pending = [nodes]
     while pending:
-        for node in pending.pop().node:
+        for node in pending.pop():
             yield node
             for attribute in node.attribute:
                 if attribute.HasField("g"):
-                    pending.append(attribute.g)
-                pending.extend(attribute.graphs)
+                    pending.append(attribute.g.node)
+                pending.extend(graph.node for graph in attribute.graphs)

@@ -33,11 +33,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import gated_delta
-<<<<<<< HEAD
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion, rule_in_words
-=======
-from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion
->>>>>>> w59c
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -60,19 +56,6 @@ DEFAULTS: Mapping[str, int] = {
 """The attributes of com.microsoft whose other values are not known here."""
 
 
-<<<<<<< HEAD
-=======
-def is_linear_op(node: ir.Node) -> bool:
-    """Is this a ready-made linear attention?"""
-    return node.op_type == ATTENTION and node.domain in ("", "ai.onnx", CONTRIB)
-
-
-def is_convolution_op(node: ir.Node) -> bool:
-    """Is this a ready-made causal convolution with a state?"""
-    return node.op_type == CONVOLUTION and node.domain in ("", "ai.onnx", CONTRIB)
-
-
->>>>>>> w59c
 def convert_linear(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
     """Replace a LinearAttention by the operator of the target. Raises Decline."""
     return _Conversion(node, facts, builder).attention()
