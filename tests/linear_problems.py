@@ -56,12 +56,16 @@ def attention(
     return inputs, {"q_num_heads": q_heads, "kv_num_heads": states, "update_rule": rule}
 
 
-DECAYS = ((-0.4, 0.0), (-0.4, 0.0), (-5.0, 0.0), (-80.0, 0.0), (-1e4, -50.0), (0.0, 0.0))
+DECAYS = ((-0.4, 0.0), (-0.4, 0.0), (0.0, 0.0), (-5.0, 0.0), (-80.0, 0.0), (-1e4, -50.0))
+MODERATE = 5
+"""So many of them do not underflow in float32. A factor that does makes NaN of an infinite state, in the operator, which
+computes in float32, but not in float64."""
 
 
 def drawn_attention(seed: int, dtype: Any = None) -> Call:
     """A call of any rule, gate, grouping and type, now and then without tokens, packed, or with NaN and infinities."""
     rng = np.random.default_rng(seed)
+    spoiled = rng.random() < 0.25
 
     def pick(options: Sequence[Any]) -> Any:
         return options[int(rng.integers(len(options)))]
@@ -76,7 +80,7 @@ def drawn_attention(seed: int, dtype: Any = None) -> Call:
         size=int(pick((1, 3, 16, 32, 64, 80))),
         width=int(pick((1, 5, 16, 24, 64))),
         batch=int(rng.integers(1, 4)),
-        decay=pick(DECAYS),
+        decay=pick(DECAYS[:MODERATE] if spoiled else DECAYS),
         past=bool(rng.random() < 0.6),
         dtype=dtype or pick((np.float32, np.float32, np.float16, ml_dtypes.bfloat16)),
     )
@@ -86,7 +90,7 @@ def drawn_attention(seed: int, dtype: Any = None) -> Call:
         inputs = {name: array[:1] for name, array in inputs.items()}
         ends = np.sort(rng.integers(0, tokens + 1, int(rng.integers(0, 4))))
         inputs["cu_seqlens"] = np.array([0, *ends, tokens], np.int32)
-    if rng.random() < 0.25:
+    if spoiled:
         for _ in range(int(rng.integers(1, 3))):
             name = pick([name for name, array in inputs.items() if array.size and name != "cu_seqlens"] or ["query"])
             if inputs[name].size:
