@@ -93,7 +93,7 @@ def assert_equal(proto: onnx.ModelProto, other: onnx.ModelProto, odd: bool = Tru
     for one, two in zip(run(proto, inputs), run(other, inputs), strict=True):
         assert one.dtype == two.dtype
         numbers = np.where(np.isfinite(one), one, 0).astype(np.float64)
-        limit = CLOSE[one.dtype] * max(1.0, float(np.abs(numbers).max()))
+        limit = CLOSE.get(one.dtype, 0.0) * max(1.0, float(np.abs(numbers).max()))
         np.testing.assert_allclose(two.astype(np.float64), one.astype(np.float64), rtol=0, atol=limit)
 
 
