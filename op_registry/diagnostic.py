@@ -40,4 +40,5 @@ class Diagnostic:
     constraint: str = GENERIC
 
     def __str__(self) -> str:
-        return f"{self.constraint} ({self.code}): {self.message}"
+        """The message, behind the number of the rule and the status. What every operator demands has no number."""
+        return self.message if self.constraint == GENERIC else f"{self.constraint} ({self.code}): {self.message}"

@@ -10,7 +10,6 @@ import re
 import sys
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.diagnostic import GENERIC
 from fa_compiler.op_registry.registry import extensions_of, get, operator
 from fa_compiler.op_registry.spec import AttrSpec, InputSpec, Kind, OpSpec, OutputSpec
 
@@ -31,8 +30,7 @@ def of_operator(spec: OpSpec) -> str:
 
 def constraints(op: str) -> list[tuple[str, str]]:
     """The number of each constraint that a message may name, and what it demands. Raises UnknownOp."""
-    every = "required inputs and attributes are present, and names, types and the product are known"
-    return [(GENERIC, every), *((number, text) for number, text, _ in _constraints(get(op).name))]
+    return [(number, text) for number, text, _ in _constraints(get(op).name)]
 
 
 def of_input(spec: OpSpec, entry: InputSpec) -> str:

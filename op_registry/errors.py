@@ -67,16 +67,21 @@ class RegOpSyntaxError(RegistryError):
         super().__init__(f"{path}:{line}: {message}")
 
 
+FEW = 12
+"""So many names that begin alike stand in one message."""
 LISTED = 100
 """A message lists all known names if they are not more than these."""
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown `name`: the known name that it begins, where all others that it begins are
-    longer forms of that one, else the closest known name, or all known names if they are few."""
+    """The end of a message about an unknown `name`: the known name that it begins, if all others that it begins are
+    longer forms of that one, or the few that it begins; else the closest known name, or all known names if they are
+    few."""
     names = sorted(known)
     begun = [other for other in names if name and other.startswith(name)]
     whole = all(other.startswith(begun[0]) for other in begun)
+    if 0 < len(begun) <= FEW and not whole:
+        return f"; known are {', '.join(begun)}"
     close = begun[:1] if begun and whole else difflib.get_close_matches(name, names, n=1)
     if close:
         return f", did you mean {close[0]!r}?"

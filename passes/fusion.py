@@ -4,7 +4,7 @@ Ascend it has a line for each norm and gated activation around them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -27,11 +27,8 @@ from fa_compiler.passes.answer.report import (
     Report,
     Status,
 )
-from fa_compiler.passes.around import fuse_around
-from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
-from fa_compiler.passes.attention_ops.direct import Direct
-from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear, is_convolution_op, is_linear_op
-from fa_compiler.passes.attention_ops.packed import convert_packed, is_packed_op
+from fa_compiler.passes.around import fuse_around, fuse_positions
+from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
@@ -71,7 +68,6 @@ OUTCOMES: dict[Code, tuple[Kind, Status]] = {
     Code.LINEAR: ("no_softmax", "linear_attention"),
 }
 """The kind and status of blocks that are no declined attention with a softmax."""
-Replacing = Callable[[ir.Node, Facts, Builder], Direct]
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's operators."""
 
@@ -105,10 +101,11 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         refusal,
         prepared.made,
     )
-    blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
+    turned = list(chain.from_iterable(map(run.turn_positions, graphs)))
+    blocks = list(chain.from_iterable(map(run.fuse_graph, graphs)))
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
-    around = list(chain.from_iterable(map(run.fuse_around, graphs)))
+    around = [*turned, *chain.from_iterable(map(run.fuse_around, graphs))]
     if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
         _import_operators(model, options)
         run.notes.extend(corrected)
@@ -184,11 +181,16 @@ class _Run:
             self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
         return blocks, caches
 
+    def turn_positions(self, graph: ir.Graph) -> list[Around]:
+        """Fuse the rotary positions of one graph, in front of its attention."""
+        return fuse_positions(graph, self.facts, self.names) if self._fuses_around(graph) else []
+
     def fuse_around(self, graph: ir.Graph) -> list[Around]:
-        """Fuse the norms and gated activations of one graph."""
-        if not self.facts.options.fuses_around or not graph.outputs or self.opset > NEWEST_OPSET:
-            return []
-        return fuse_around(graph, self.facts, self.names)
+        """Fuse the norms and gated activations of one graph, after its attention."""
+        return fuse_around(graph, self.facts, self.names) if self._fuses_around(graph) else []
+
+    def _fuses_around(self, graph: ir.Graph) -> bool:
+        return self.facts.options.fuses_around and bool(graph.outputs) and self.opset <= NEWEST_OPSET
 
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
@@ -224,21 +226,17 @@ class _Run:
         return [block for group in groups.values() for block in group]
 
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
-        known = node in found.anchors or node in found.declined or is_linear_op(node) or is_convolution_op(node)
+        known = node in found.anchors or node in found.declined or (node.domain, node.op_type) in DIRECT
         return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
 
     def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
         """The blocks of a softmax, an attention operator, or a call of a function that holds one."""
         if (anchor := found.anchors.get(node)) is not None:
             return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
-        if is_packed_op(node):
-            return [self._replace(node, rewriter, "forward", convert_packed)]
+        if (direct := DIRECT.get((node.domain, node.op_type))) is not None:
+            return [self._replace(node, rewriter, *direct)]
         if is_attention_op(node):
             return [self._convert(node, rewriter)]
-        if is_linear_op(node):
-            return [self._replace(node, rewriter, "no_softmax", convert_linear)]
-        if is_convolution_op(node):
-            return [self._replace(node, rewriter, "convolution", convert_convolution)]
         if (decline := found.declined.get(node)) is not None:
             return [self._declined_block(label(node) or "", decline)]
         return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]

@@ -476,6 +476,16 @@ def _added_convolution(rng: Rng) -> Parts:
     return inputs, attrs
 
 
+def _rotary(rng: Rng) -> Parts:
+    dtype, mode = _half(rng), int(rng.integers(0, 4))
+    x = _pick(rng, ((2, 3, 4, 8), (5, 2, 12)))
+    table = tuple(size if n in (0, len(x) - 1) or (n == 1 and len(x) == 4) else 1 for n, size in enumerate(x))
+    inputs = {"x": _floats(rng, *x, dtype=dtype)} | {name: _floats(rng, *table, dtype=dtype) for name in ("cos", "sin")}
+    if rng.integers(0, 4) == 0:
+        inputs["rotate"] = _floats(rng, x[-1], x[-1], dtype=dtype)
+    return inputs, {"mode": mode}
+
+
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
@@ -498,6 +508,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "RecurrentGatedDeltaRule": (_recurrence,),
     "CausalConv1d": (_line_convolution,),
     "FusedCausalConv1d": (_added_convolution,),
+    "RotaryPositionEmbedding": (_rotary,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
-from fa_compiler.op_registry.ops.flash_linear_attention import DELTA, GATED, GENERAL
+from fa_compiler.op_registry.ops.flash_linear_attention import DELTA, GATED, GENERAL, UPDATE_RULES
 
 Call = tuple[dict[str, Any], dict[str, Any]]
 
@@ -47,8 +49,67 @@ def attention(
         probe = rng.standard_normal((batch, tokens, states, size))
         probe /= np.sqrt((probe**2).sum(axis=-1, keepdims=True))
         share = rng.uniform(0, 1, (batch, tokens, states, 1))
-        inputs["low_rank_read"] = probe.reshape(batch, tokens, -1).astype(dtype)
-        inputs["low_rank_write"] = (-share * probe).reshape(batch, tokens, -1).astype(dtype)
+        inputs["low_rank_read"] = probe.reshape(batch, tokens, states * size).astype(dtype)
+        inputs["low_rank_write"] = (-share * probe).reshape(batch, tokens, states * size).astype(dtype)
     if past:
         inputs["past_state"] = rng.standard_normal((batch, states, size, width)).astype(dtype)
     return inputs, {"q_num_heads": q_heads, "kv_num_heads": states, "update_rule": rule}
+
+
+DECAYS = ((-0.4, 0.0), (-0.4, 0.0), (-5.0, 0.0), (-80.0, 0.0), (-1e4, -50.0), (0.0, 0.0))
+
+
+def drawn_attention(seed: int, dtype: Any = None) -> Call:
+    """A call of any rule, gate, grouping and type, now and then without tokens, packed, or with NaN and infinities."""
+    rng = np.random.default_rng(seed)
+
+    def pick(options: Sequence[Any]) -> Any:
+        return options[int(rng.integers(len(options)))]
+
+    tokens = int(rng.integers(0, 12)) if rng.random() < 0.4 else int(rng.integers(1, 300))
+    inputs, attrs = attention(
+        rng,
+        pick(UPDATE_RULES),
+        tokens,
+        gate=pick(("head", "key", "none")),
+        heads=pick(HEADS),
+        size=int(pick((1, 3, 16, 32, 64, 80))),
+        width=int(pick((1, 5, 16, 24, 64))),
+        batch=int(rng.integers(1, 4)),
+        decay=pick(DECAYS),
+        past=bool(rng.random() < 0.6),
+        dtype=dtype or pick((np.float32, np.float32, np.float16, ml_dtypes.bfloat16)),
+    )
+    if rng.random() < 0.3:
+        attrs["scale"] = float(pick((0.5, 1.0, 2.0)))
+    if rng.random() < 0.2 and "past_state" not in inputs:
+        inputs = {name: array[:1] for name, array in inputs.items()}
+        ends = np.sort(rng.integers(0, tokens + 1, int(rng.integers(0, 4))))
+        inputs["cu_seqlens"] = np.array([0, *ends, tokens], np.int32)
+    if rng.random() < 0.25:
+        for _ in range(int(rng.integers(1, 3))):
+            name = pick([name for name, array in inputs.items() if array.size and name != "cu_seqlens"] or ["query"])
+            if inputs[name].size:
+                inputs[name].reshape(-1)[int(rng.integers(inputs[name].size))] = pick((np.nan, np.inf, -np.inf))
+    return inputs, attrs
+
+
+def drawn_convolution(seed: int) -> Call:
+    """A convolution of any layout, width and type."""
+    rng = np.random.default_rng(seed)
+    batch, channels, tokens, width = (int(rng.integers(low, high)) for low, high in ((1, 4), (1, 70), (0, 60), (1, 9)))
+    dtype = (np.float32, np.float16, ml_dtypes.bfloat16)[int(rng.integers(3))]
+    last = bool(rng.integers(2))
+
+    def made(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape).astype(dtype)
+
+    inputs = {"input": made(batch, *((tokens, channels) if last else (channels, tokens)))}
+    inputs["weight"] = made(channels, 1, width)
+    if rng.integers(2):
+        inputs["bias"] = made(channels)
+    if rng.integers(2):
+        inputs["past_state"] = made(batch, channels, width - 1)
+    if rng.random() < 0.2 and inputs["input"].size:
+        inputs["input"].reshape(-1)[int(rng.integers(inputs["input"].size))] = (np.nan, np.inf)[int(rng.integers(2))]
+    return inputs, {"activation": ("none", "silu")[int(rng.integers(2))], "channels_last": last}

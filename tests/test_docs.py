@@ -197,6 +197,8 @@ def test_the_commands_of_the_page_of_ascend_run(tmp_path: Path, monkeypatch: pyt
             folder = Path(words[words.index("-o") + 1])
             for block in json.loads((folder / "report.json").read_text())["fusion"]["blocks"]:
                 assert block["status"] == "fused", line
+                if "--sequence-parallel" in words:  # whose ranks have masks of their own
+                    continue
                 reasons = " ".join(missed["reason"] for missed in block["missed"])
                 masks.update((size, block["mask"]) for size in re.findall(r"(\d+) bytes", reasons))
     report = ASCEND[ASCEND.index("## What it reports") :].split("\n## ")[0]

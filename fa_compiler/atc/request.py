@@ -95,7 +95,7 @@ class Request:
     only: str | None = field(
         default=None,
         metadata=told(
-            "fuse attention alone: leave the norms and gated activations around it as they are",
+            "fuse attention alone: leave the norms, gated products and rotary positions around it",
             details='It is "attention" or None. The routes onnx and npu and several ranks always do so.',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),

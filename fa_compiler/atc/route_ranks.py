@@ -7,11 +7,15 @@ node with a device for each rank. Only the user knows the address and port of th
 from __future__ import annotations
 
 import json
+import math
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import onnx
 import onnx_ir as ir
 
 from fa_compiler import op_registry
@@ -25,6 +29,7 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.op_registry.products import product
 from fa_compiler.parallel.sharding import check_request, report_json, told
 from fa_compiler.passes.answer.options import NON_FINITE_SCORES
+from fa_compiler.passes.answer.report import Block, Missed
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_attention import JOIN
@@ -34,6 +39,7 @@ from fa_compiler.passes.parallel.shard import ShardReport, shard
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.pipeline.fusing import without_collections
+from fa_compiler.protos.subgraphs import graph_inputs
 
 FOLDER = "ranks"
 OUTPUT = "model.air"
@@ -105,6 +111,8 @@ def build(job: Job) -> RouteResult:
         except Refusal as refusal:
             raise InputError(told(job.loaded, refusal, job.report)) from None
     assert first is not None  # there are two ranks at least
+    known = _sizes_by_name(job.loaded.proto, sizes)
+    job.report.blocks = [_with_numbers(block, known) for block in job.report.blocks]
     _write(job.folder / CLUSTER, _cluster(job.request, ranks))
     _write(job.folder / RELATION, _relation(ranks))
     details = {
@@ -126,6 +134,34 @@ def build(job: Job) -> RouteResult:
         before=_before(len(ranks)),
         cluster=words,
     )
+
+
+def _sizes_by_name(proto: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The sizes of the dimensions that inputs name."""
+    return {
+        dim.dim_param: size
+        for value in graph_inputs(proto)
+        for dim, size in zip(value.type.tensor_type.shape.dim, sizes.get(value.name, ()), strict=False)
+        if dim.dim_param
+    }
+
+
+def _with_numbers(block: Block, known: Mapping[str, int]) -> Block:
+    """A block of the report, in which products of known sizes are numbers. The fusion has seen the model with open
+    sizes, by whose names the sequence is found."""
+    if not known or not block.missed:
+        return block
+    name = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
+    terms = re.compile(rf"(?<![\w*'.])(?:\d+\*)?(?:{name})(?:\*(?:{name}))*(?![\w*('.])")
+
+    def number(term: re.Match[str]) -> str:
+        return str(math.prod(known.get(factor) or int(factor) for factor in term[0].split("*")))
+
+    def told(missed: Missed) -> Missed:
+        counts = re.sub(r"[^:;]*(?= (?:bytes|elements) are )", lambda part: terms.sub(number, part[0]), missed.reason)
+        return replace(missed, reason=counts)
+
+    return replace(block, missed=tuple(map(told, block.missed)))
 
 
 def _before(ranks: int) -> list[str]:

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Unpack
 
@@ -62,7 +63,7 @@ def bench(
         KeyboardInterrupt: as a `BenchInterrupted`, whose `kept` has the lengths that were finished.
     """
     words = make_options(assume=assume).assume
-    chosen = _checked(BenchOptions(None if lengths is None else tuple(lengths), **read_options(options, BenchOptions)))
+    chosen = _checked(BenchOptions(_read_lengths(lengths), **read_options(options, BenchOptions)))
     decode, threads = chosen.decode or DECODE in words, chosen.threads or 0
     if in_place_caches and not decode:
         raise InputError("caches in place are measured as a decoder uses them: --in-place-caches goes with --decode")
@@ -83,10 +84,20 @@ def bench(
         return made.benchmark
 
 
+def _read_lengths(lengths: Iterable[int] | None) -> tuple[int, ...] | None:
+    """The lengths of a caller. Raises InputError for what are none."""
+    if lengths is None:
+        return None
+    if isinstance(lengths, str) or not isinstance(lengths, Iterable):
+        raise InputError(f"lengths are a list of numbers, such as [128, 512], not {lengths!r}")
+    return tuple(lengths)
+
+
 def _checked(options: BenchOptions) -> BenchOptions:
     """The options. Raises InputError for numbers that cannot be."""
     numbers = (*(options.lengths if options.lengths is not None else (1,)), options.batch)
-    if len(numbers) < 2 or min(numbers) < 1 or (options.threads is not None and options.threads < 1):
+    whole = all(isinstance(number, Integral) for number in numbers)
+    if len(numbers) < 2 or not whole or min(numbers) < 1 or (options.threads is not None and options.threads < 1):
         raise InputError("lengths, batch and threads are numbers from 1 upwards")
     if not options.seconds > 0:
         raise InputError("seconds is a number above 0")

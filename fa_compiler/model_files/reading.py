@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +151,8 @@ def _read(path: Path) -> _Read:
         if len(content) > PROTO_LIMIT:
             raise _too_large(path, "more than 2 GiB")
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file") from None
+        hint = "; download an address first" if re.match("https?:/", str(path)) else ""
+        raise InputError(f"{path}: no such file{hint}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
     return _Read(_parse(content, str(path)))

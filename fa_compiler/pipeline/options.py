@@ -75,7 +75,7 @@ def make_options(target: str = Options.target, **given: Unpack[FileKeywords]) ->
     """
     others = {word for word in get_args(Target) if word != "ascend"}
     if target in others and (given.get("soc_version") is not None or given.get("cann") is not None):
-        raise InputError('a SoC version and a CANN version go with the target "ascend"')
+        raise InputError("a SoC version and a CANN version need --target ascend")
     try:
         return FileOptions(target, **read_options(given, FileOptions))  # type: ignore[arg-type]  # FileOptions checks it
     except ValueError as error:

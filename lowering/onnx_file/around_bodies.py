@@ -5,7 +5,8 @@ domain of the nodes and under their names, so that ONNX Runtime and every other 
 
 A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the normalised row, too,
 as on A2 and A3. In opset 15 and later the results have the type of the first input (CastLike). In opset 13 and 14,
-which have no CastLike, the body is one of float32. gamma has the last axis.
+which have no CastLike, the body is one of float32. It is the body of calls as passes/around makes them: gamma is a
+vector, and the mode of RotaryPositionEmbedding is 0.
 """
 
 from __future__ import annotations
@@ -82,13 +83,14 @@ class _Writer:
         self.nodes.append(node)
         return made
 
-    def halves(self, name: str, axis: str) -> tuple[str, str]:
-        """The halves of a tensor along the axis that an attribute of the node names."""
+    def halves(self, name: str, axis: str | None) -> tuple[str, str]:
+        """The halves of a tensor along the axis that an attribute of the node names, or along the last one."""
         parts = f"v{len(self.nodes)}_first", f"v{len(self.nodes)}_second"
         node = helper.make_node("Split", [name], parts)
         if self.opset >= AXES_AS_INPUT:
             node.attribute.append(helper.make_attribute("num_outputs", 2))
-        node.attribute.append(_reference("axis", axis, onnx.AttributeProto.INT))
+        last = helper.make_attribute("axis", -1)
+        node.attribute.append(_reference("axis", axis, onnx.AttributeProto.INT) if axis else last)
         self.nodes.append(node)
         return parts
 
@@ -133,4 +135,16 @@ def _swi_glu(writer: _Writer) -> None:
     writer.like(writer.op("Mul", swish, up), "x", "y")
 
 
-_WRITERS = {"RmsNorm": _rms_norm, "AddRmsNorm": _add_rms_norm, "SwiGlu": _swi_glu}
+def _rotary(writer: _Writer) -> None:
+    """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16."""
+    first, second = writer.halves("x", None)
+    rotated = writer.op("Concat", writer.op("Neg", second), first, axis=-1)
+    writer.op("Add", writer.op("Mul", "x", "cos"), writer.op("Mul", rotated, "sin"), out="y")
+
+
+_WRITERS = {
+    "RmsNorm": _rms_norm,
+    "AddRmsNorm": _add_rms_norm,
+    "SwiGlu": _swi_glu,
+    "RotaryPositionEmbedding": _rotary,
+}

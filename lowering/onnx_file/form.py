@@ -121,12 +121,15 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
     proto.functions.extend(functions)
 
 
-def add_ascend_bodies(proto: onnx.ModelProto) -> None:
-    """Add the functions of Ascend's operators without a kernel that a model holds."""
+def add_ascend_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.ModelProto) -> None:
+    """Add the functions of Ascend's operators without a kernel to a model: of those around attention that were `made`
+    now, of those that the `given` model had functions of, and of the delta rules. Other nodes of the types around
+    attention may be called in a way that the functions do not compute."""
+    before = (each.name for each in given.functions if each.domain == DOMAIN and has_body(each.name))
     owners = [proto.graph.node, *(function.node for function in proto.functions)]
     nodes = [node for owner in owners for node in _each(owner) if node.domain == DOMAIN]
     opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
-    proto.functions.extend([*bodies_of((node.op_type for node in nodes), opset), *delta_bodies(nodes, opset)])
+    proto.functions.extend([*bodies_of([*made, *before], opset), *delta_bodies(nodes, opset)])
 
 
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:

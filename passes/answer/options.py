@@ -186,7 +186,7 @@ class Options:
         default=None,
         kw_only=True,
         metadata=told(
-            "fuse attention alone: leave the norms and gated activations around it as they are",
+            "fuse attention alone: leave the norms, gated products and rotary positions around it",
             details='It is "attention" or None, and goes with the target "ascend".',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),
@@ -238,7 +238,7 @@ class Options:
     def _misplaced(self) -> str | None:
         """What an option needs that goes with another target; None where there is no such option."""
         reasons = {
-            'caches in place go with the target "ort", the default': self.in_place_caches and self.target != "ort",
+            "caches in place need --target ort, the default": self.in_place_caches and self.target != "ort",
             "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
             "--only needs --target ascend: for the others only attention is fused": self.only is not None
             and self.target != "ascend",

@@ -1,15 +1,16 @@
-"""Puts Ascend's operators in the places of norms and gated activations, after the attention of the graph.
+"""Puts Ascend's operators in the places of what is around attention: norms, gated activations, rotary positions.
 
-Attention first: a norm or a gate is no part of an attention, and the nodes that make an attention's operands are left
-as they are. So the order changes nothing of the attentions. A sum goes to the first norm that reads it.
+Rotary positions come before the attention. It reads their results, and the Transposes of heads and tokens behind them
+then become a part of its layout. Norms and gates come after it: they are no part of an attention, so the order changes
+none. A sum goes to the first norm that reads it.
 
 Nothing is emitted that could not be run here: the function bodies that a file holds (lowering/onnx_file) need opset 13,
-and below opset 15 they compute float32 only.
+and those with casts compute float32 only below opset 15.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -20,10 +21,10 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
-from fa_compiler.passes.around import rms_norm, swiglu
-from fa_compiler.passes.around.records import FLOAT, Gamma, Gated, Norm, SummedNorm
+from fa_compiler.passes.around import rms_norm, rotary, swiglu
+from fa_compiler.passes.around.records import FLOAT, Gamma, Gated, Norm, Rotary, SummedNorm
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -33,16 +34,25 @@ OLDEST_OPSET = 13
 TYPED_OPSET = 15
 """The first opset for which it has one of 16 bits."""
 
-Found = Norm | SummedNorm | Gated
+Found = Norm | SummedNorm | Gated | Rotary
+
+
+def fuse_positions(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
+    """Fuse the rotary positions of one graph. Returns a line for each, in the order of the graph."""
+    return _fused(graph, facts, names, _Fuser.rotary_at)
 
 
 def fuse_around(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
     """Fuse the norms and gated activations of one graph. Returns a line for each, in the order of the graph."""
+    return _fused(graph, facts, names, _Fuser.norm_or_gate_at)
+
+
+def _fused(graph: ir.Graph, facts: Facts, names: Names, at: Callable[[_Fuser, ir.Node], Around | None]) -> list[Around]:
     fuser = _Fuser(Builder(graph, names, facts.info), facts)
-    lines = [line for node in list(graph) if (line := fuser.at(node)) is not None]
+    lines = [at(fuser, node) for node in list(graph) if node.graph is graph and not is_dead(node)]
     if fuser.made:
         restore_order(graph)
-    return lines
+    return [line for line in lines if line is not None]
 
 
 @dataclass(frozen=True)
@@ -53,10 +63,15 @@ class _Fuser:
     facts: Facts
     made: list[ir.Node] = field(default_factory=list)
 
-    def at(self, node: ir.Node) -> Around | None:
-        """Fuse what is around a node; None where there is nothing."""
-        if node.graph is not self.builder.graph or is_dead(node):
+    def rotary_at(self, node: ir.Node) -> Around | None:
+        """Fuse the rotary positions around a node; None where there are none."""
+        if not rotary.is_anchor(node):
             return None
+        turned = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info))
+        return self._fused(node, [turned] if isinstance(turned, Rotary) else turned)
+
+    def norm_or_gate_at(self, node: ir.Node) -> Around | None:
+        """Fuse the norm or the gated activation around a node; None where there is none."""
         if swiglu.is_anchor(node):
             found = limited_attempt(node, lambda: swiglu.gated(node, self.facts.info, self.facts.options))
             return self._fused(node, [found] if isinstance(found, Gated) else found)
@@ -97,11 +112,16 @@ class _Fuser:
     def _emitted(self, found: Found) -> Around:
         if isinstance(found, Gated):
             return self._gated(found)
+        if isinstance(found, Rotary):
+            return self._rotary(found)
         if isinstance(found, SummedNorm):
             one, other = found.operands
-            norm = found.norm
+            norm, more = found.norm, 0
+            if found.bias is not None:
+                one, more = self.builder.op("Add", [one, found.bias], self.facts.info.dtype(one)), 1
             node = self._node(norm.anchor, "AddRmsNorm", {"x1": one, "x2": other}, norm.gamma, norm.epsilon)
-            return self._put(node, norm.anchor, found.nodes, norm.rounded, {0: norm.result, 2: found.total})
+            results = {0: norm.result, 2: found.total}
+            return self._put(node, norm.anchor, found.nodes, norm.rounded, results, more)
         node = self._node(found.anchor, "RmsNorm", {"x": found.x}, found.gamma, found.epsilon)
         return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result})
 
@@ -115,6 +135,28 @@ class _Fuser:
         node = registry_node(self._spec("SwiGlu", found.anchor), {"x": whole}, {"dim": dim}, self.builder)
         narrow = self.facts.info.dtype(whole) in SIXTEEN_BITS
         return self._put(node, found.anchor, found.nodes, narrow, {0: found.result}, more)
+
+    def _rotary(self, found: Rotary) -> Around:
+        """The operator between tokens in front of heads, whatever the model has."""
+        self._check_opset(found.x, found.anchor, casts=False)
+        x, cos, sin, result, more = found.x, found.cos, found.sin, found.result, 0
+        dtype = self.facts.info.dtype(x)
+        if found.heads_first:
+            cos, sin = (self._swapped(table) for table in (cos, sin))
+            more = 1 if found.read_behind is not None else 2
+            x = found.read_behind or self._swapped(x)
+        node = registry_node(
+            self._spec("RotaryPositionEmbedding", found.anchor), {"x": x, "cos": cos, "sin": sin}, {}, self.builder
+        )
+        behind = self._swapped if found.heads_first else None
+        return self._put(node, found.anchor, found.nodes, dtype == ir.DataType.BFLOAT16, {0: result}, more, behind)
+
+    def _swapped(self, value: ir.Value) -> ir.Value:
+        """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""
+        info, node = self.facts.info, value.producer()
+        if is_op(node, "Unsqueeze") and len(info.shape(node.inputs[0]) or ()) == 3 and places_of(node, 4) == [1]:
+            return self.builder.units("Unsqueeze", operand_at(node, 0), [2])
+        return self.builder.op("Transpose", [value], info.dtype(value), {"perm": rotary.SWAP})
 
     def _node(
         self, anchor: ir.Node, op_type: str, inputs: Mapping[str, ir.Value], gamma: Gamma, epsilon: float
@@ -143,10 +185,10 @@ class _Fuser:
         except UnknownVariant as error:
             raise Decline(Code.ILLEGAL, str(error), anchor, "") from None
 
-    def _check_opset(self, x: ir.Value, anchor: ir.Node) -> None:
-        opset, dtype = self.builder.opset, self.facts.info.dtype(x)
-        if opset < OLDEST_OPSET or (opset < TYPED_OPSET and dtype != FLOAT):
-            least = OLDEST_OPSET if dtype == FLOAT else TYPED_OPSET
+    def _check_opset(self, x: ir.Value, anchor: ir.Node, casts: bool = True) -> None:
+        """Raises Decline where the operator has no body. `casts` tells whether the body has casts."""
+        opset, narrow = self.builder.opset, casts and self.facts.info.dtype(x) != FLOAT
+        if opset < (least := TYPED_OPSET if narrow else OLDEST_OPSET):
             reason = f"the model is of opset {opset}, and the function that runs the operator here needs {least}"
             raise Decline(Code.OPSET, reason, anchor, f"export again with opset {least} or newer")
 
@@ -158,9 +200,10 @@ class _Fuser:
         rounded: bool,
         results: Mapping[int, ir.Value],
         more: int = 0,
+        behind: Callable[[ir.Value], ir.Value] | None = None,
     ) -> Around:
         """Put a node into the graph in the place of `nodes`, if the product takes it. `results` are the values that its
-        outputs replace. Raises Decline."""
+        outputs replace, with what is made `behind` them. Raises Decline."""
         wanted = {index: old for index, old in results.items() if old.uses() or old.is_graph_output()}
         for output in node.outputs:  # a call of a function names all outputs of it
             output.name = self.builder.names.new(f"{node.name}_output")
@@ -174,7 +217,7 @@ class _Fuser:
         self.builder.graph.append(node)
         self.made.append(node)
         for index, old in wanted.items():
-            replace_value(old, node.outputs[index])
+            replace_value(old, node.outputs[index] if behind is None else behind(node.outputs[index]))
         swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
         removed = sum(one in nodes for one, _ in swept.nodes)
         return Around(name, "fused", op, node.name or "", replaced=removed, added=1 + more, rounded=rounded)

@@ -51,13 +51,14 @@ class Norm:
 
 @dataclass(frozen=True)
 class SummedNorm:
-    """A norm of a sum, which is a result, too."""
+    """A norm of a sum, which is a result, too. A `bias`, a vector, is added to the first operand before."""
 
     norm: Norm
     operands: tuple[ir.Value, ir.Value]
     total: ir.Value
     nodes: tuple[ir.Node, ...]
     """What computes the sum and the norm."""
+    bias: ir.Value | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,24 @@ class Gated:
     nodes: tuple[ir.Node, ...]
     whole: ir.Value | None = None
     dim: int = -1
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Rotary positions: result = x * cos + (-x2, x1) * sin, where x1 and x2 are the halves of x along its last axis.
+
+    x has four axes. Tokens stand in front of the heads, or behind them (`heads_first`). `read_behind` is what a
+    Transpose of these two axes makes x from, if nothing else reads x.
+    """
+
+    anchor: ir.Node
+    x: ir.Value
+    cos: ir.Value
+    sin: ir.Value
+    result: ir.Value
+    nodes: tuple[ir.Node, ...]
+    heads_first: bool
+    read_behind: ir.Value | None = None
 
 
 def known_shape(value: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:

@@ -24,7 +24,8 @@ Grammar; the code cites the numbers of the cases:
      11     Mul(normalised, gamma)          a vector as long as the last axis, or with axes of 1 in front of it
      12   | normalised                      gamma is 1 everywhere
      13   | RMSNormalization(x, gamma) | SimplifiedLayerNormalization(x, gamma)     axis is the last one
-     14   | SkipSimplifiedLayerNormalization(a, b, gamma)       x is the sum a + b, without a bias, of two equal shapes
+     14   | SkipSimplifiedLayerNormalization(a, b, gamma, bias)    x is the sum of a and b of equal shapes, and of a
+                                                                    bias if there is one: an Add adds it to a
 
 All of it is float32, as in the operator. An overflow of the square makes the rate 0 in both, and a row of zeros without
 epsilon is NaN in both. A square in 16 bits is declined: in float16 it overflows from 256 on, where the operator does
@@ -155,14 +156,15 @@ def _skipping(node: ir.Node, info: ShapeInfo) -> SummedNorm:
     dtype = _of_one_type(node, (one, other, gamma), info)
     if info.shape(other) != shape:
         raise Decline(Code.SHAPE, "the operands of the sum have different shapes, or unknown ones", node, "")
-    if operand_at(node, 3).name:
-        raise Decline(Code.SHAPE, "a bias is added to the sum", node, "")
+    bias = operand_at(node, 3) if operand_at(node, 3).name else None
+    if bias is not None and not (info.dtype(bias) == dtype and _is_vector(bias, _last(shape, one, node), info)):
+        raise Decline(Code.SHAPE, f"the bias {bias.name!r} is not a vector as long as the last axis", node, "")
     _expect_unread(node, node.outputs[1:3])
     weight = _weight(gamma, _last(shape, one, node), info, node)
     total = node.outputs[3] if len(node.outputs) > 3 else ir.Value(name="")
     epsilon = _epsilon(float_attr(node, "epsilon", SKIP_EPSILON), node)
     norm = Norm(node, total, weight, epsilon, node.outputs[0], (node,), dtype in SIXTEEN_BITS)
-    return SummedNorm(norm, (one, other), total, (node,))
+    return SummedNorm(norm, (one, other), total, (node,), bias)
 
 
 def _of_one_type(node: ir.Node, values: tuple[ir.Value, ...], info: ShapeInfo) -> ir.DataType:

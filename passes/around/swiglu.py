@@ -34,11 +34,11 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.around.records import Gated, expect_finite, is_float, known_shape
+from fa_compiler.passes.around.halves import halves_of
+from fa_compiler.passes.around.records import Gated, expect_finite, is_float
 from fa_compiler.passes.ir.nodes import (
     distinct_consumers,
     float_attr,
-    int_attr,
     is_op,
     is_weight,
     only_reader,
@@ -91,20 +91,12 @@ def _source(
 ) -> Gated | None:
     """The gated activation with the place that the gate and what it multiplies come from; None for other places."""
     apart = Gated(anchor, gate, up, result, nodes)
-    one, other = gate.producer(), up.producer()
-    if one is None or other is None:
-        return None
+    one = gate.producer()
     alone = all({*distinct_consumers(value)} <= {*nodes} and not value.is_graph_output() for value in (gate, up))
-    if one is other:
-        if not is_op(one, "Split") or len(one.outputs) != 2:
-            return None
-        if one.outputs[0] is not gate:  # 7
-            return apart
-        whole, axis = operand_at(one, 0), int_attr(one, "axis", 0)
-        return replace(apart, nodes=(one, *nodes), whole=whole, dim=axis) if alone else None  # 4
-    if alone and (halves := _sliced(gate, up, info)) is not None:  # 5
-        return replace(apart, nodes=(one, other, *nodes), whole=halves[0], dim=halves[1])
-    return apart if _is_product(gate) and _is_product(up) else None  # 6
+    if (found := halves_of(gate, up, info)) is not None:  # 4 and 5
+        return replace(apart, nodes=(*found.nodes, *nodes), whole=found.whole, dim=found.axis) if alone else None
+    swapped = is_op(one, "Split") and list(one.outputs) == [up, gate]  # 7
+    return apart if swapped or (_is_product(gate) and _is_product(up)) else None  # 6
 
 
 def _is_product(value: ir.Value) -> bool:
@@ -114,42 +106,3 @@ def _is_product(value: ir.Value) -> bool:
     if biases:
         node = biases[0].producer()
     return is_op(node, *PRODUCTS)
-
-
-def _sliced(gate: ir.Value, up: ir.Value, info: ShapeInfo) -> tuple[ir.Value, int] | None:
-    """The tensor whose first half is the gate and whose second half is the other operand, and the axis; None where
-    they are no halves of one tensor."""
-    first, second = _slice_bounds(gate, info), _slice_bounds(up, info)
-    if first is None or second is None:
-        return None
-    (whole, axis, start, end, size), (source, place, middle, stop, _) = first, second
-    is_half = (start, end) == (0, size // 2) and (middle, stop) == (size // 2, size) and size % 2 == 0
-    return (whole, axis) if whole is source and axis == place and is_half else None
-
-
-def _slice_bounds(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, int, int, int, int] | None:
-    """The tensor that a Slice along one axis cuts, the axis, the bounds, and the size of the axis; None for others."""
-    node = value.producer()
-    if not is_op(node, "Slice"):
-        return None
-    whole = operand_at(node, 0)
-    shape = known_shape(whole, info, node)
-    numbers = [_slice_number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1)]
-    start, end, axis = numbers
-    step = 1 if len(node.inputs) < 5 or not operand_at(node, 4).name else _slice_number(node, 4, "steps", info)
-    if start is None or end is None or axis is None or step != 1 or not -len(shape) <= axis < len(shape):
-        return None
-    size = shape[axis].const
-    if size is None:
-        return None
-    first, last = (max(0, min(size, place + size if place < 0 else place)) for place in (start, end))
-    return whole, axis % len(shape), first, last, size
-
-
-def _slice_number(node: ir.Node, place: int, name: str, info: ShapeInfo) -> int | None:
-    """The only start, end, axis or step of a Slice; None where there are several, or where it is not known."""
-    if (attr := node.attributes.get(name)) is not None:
-        numbers = list(attr.as_ints())
-        return numbers[0] if len(numbers) == 1 else None
-    number = info.integer(operand_at(node, place))
-    return None if number is None else number.const

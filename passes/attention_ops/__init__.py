@@ -8,17 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import onnx_ir as ir
+
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS
-from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code, Kind
 from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.direct import Direct
+from fa_compiler.passes.attention_ops.gated_delta_net import convert_gated_delta_net
+from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
+from fa_compiler.passes.attention_ops.packed import convert_packed
+from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import operand_at
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.values.facts import Facts
 
-__all__ = ["ATTENTION_OPS", "ConvertedOp", "OpConverter", "convert", "is_attention_op"]
+__all__ = ["ATTENTION_OPS", "DIRECT", "ConvertedOp", "OpConverter", "Replacing", "convert", "is_attention_op"]
 
+STANDARD_OR_CONTRIB = ("", "ai.onnx", "com.microsoft")
 FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
     ("", "Attention"): onnx.convert,
     ("ai.onnx", "Attention"): onnx.convert,
@@ -38,6 +48,24 @@ FAMILIES: dict[tuple[str, str], Callable[[OpConverter], ConvertedOp]] = {
         )
     },
 }
+
+
+def _already(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
+    """The decline of an operator that a run has made."""
+    raise Decline(Code.ALREADY_FUSED, f"{node.op_type} is the operator already", node)
+
+
+Replacing = Callable[[ir.Node, Facts, Builder], Direct]
+DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
+    ("com.microsoft", "PackedAttention"): ("forward", convert_packed),
+    ("com.microsoft", "PackedMultiHeadAttention"): ("forward", convert_packed),
+    ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
+    (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
+    (DOMAIN, "ShortConvolution"): ("convolution", _already),
+    **{(domain, "LinearAttention"): ("no_softmax", convert_linear) for domain in STANDARD_OR_CONTRIB},
+    **{(domain, "CausalConvWithState"): ("convolution", convert_convolution) for domain in STANDARD_OR_CONTRIB},
+}
+"""The operators that become one node as they stand, with the kind of their blocks."""
 SELECTED = "its keys are selected by an operator in front of it, and its cache is written in place"
 REASONS = {
     "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",

@@ -65,3 +65,11 @@ class DirectConversion:
         """Put a value in the place of an output of the node, if something reads it."""
         if old.uses() or old.is_graph_output():
             replace_value(old, new)
+
+
+def rule_in_words(rule: str, decay: int | None, heads: int) -> str:
+    """An update rule, and what decays: each head, or each key dimension. `decay` is the width of the gate, None without
+    one."""
+    if decay is None:
+        return f"rule: {rule}"
+    return f"rule: {rule}, a decay for each {'head' if decay == heads else 'key dimension'}"

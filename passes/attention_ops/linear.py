@@ -33,14 +33,14 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import gated_delta
-from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion
+from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion, rule_in_words
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.facts import Facts
 
 CONTRIB = "com.microsoft"
-ATTENTION, CONVOLUTION = "LinearAttention", "CausalConvWithState"
+ATTENTION = "LinearAttention"
 FIRST = 27
 """The first opset of ai.onnx that has both operators."""
 DEFAULTS: Mapping[str, int] = {
@@ -56,16 +56,6 @@ DEFAULTS: Mapping[str, int] = {
 """The attributes of com.microsoft whose other values are not known here."""
 
 
-def is_linear_op(node: ir.Node) -> bool:
-    """Is this a ready-made linear attention?"""
-    return node.op_type == ATTENTION and node.domain in ("", "ai.onnx", CONTRIB)
-
-
-def is_convolution_op(node: ir.Node) -> bool:
-    """Is this a ready-made causal convolution with a state?"""
-    return node.op_type == CONVOLUTION and node.domain in ("", "ai.onnx", CONTRIB)
-
-
 def convert_linear(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
     """Replace a LinearAttention by the operator of the target. Raises Decline."""
     return _Conversion(node, facts, builder).attention()
@@ -74,14 +64,6 @@ def convert_linear(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
 def convert_convolution(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
     """Replace a CausalConvWithState by ShortConvolution, on the target ort. Raises Decline."""
     return _Conversion(node, facts, builder).convolution()
-
-
-def rule_in_words(rule: str, decay: int | None, heads: int) -> str:
-    """An update rule, and what decays: each head, or each key dimension. `decay` is the width of the gate, None without
-    one."""
-    if decay is None:
-        return f"rule: {rule}"
-    return f"rule: {rule}, a decay for each {'head' if decay == heads else 'key dimension'}"
 
 
 @dataclass(frozen=True)

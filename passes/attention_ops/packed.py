@@ -30,14 +30,7 @@ from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.facts import Facts
 
-OPERATORS = ("PackedMultiHeadAttention", "PackedAttention")
-CONTRIB = "com.microsoft"
 OP = "FlashAttentionScore"
-
-
-def is_packed_op(node: ir.Node) -> bool:
-    """Is this a ready-made attention to packed sequences?"""
-    return node.domain == CONTRIB and node.op_type in OPERATORS
 
 
 def convert_packed(node: ir.Node, facts: Facts, builder: Builder) -> Direct:

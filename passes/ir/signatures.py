@@ -62,6 +62,12 @@ _CONTRIB = {
         "state_update_capacity state_window",
     ),
     "FusedMatMul": Signature.of("A B", "Y", "alpha transA transB transBatchA transBatchB"),
+    "GatedDeltaNet": Signature.of(
+        "query key value cu_seqlens decay beta initial_state a_log dt_bias capture_count state_update_active",
+        "output final_state state_update",
+        "beta_activation chunk_size gate_activation gate_lower_bound qk_l2_norm scale state_update_capacity "
+        "update_rule",
+    ),
     "GroupQueryAttention": Signature.of(
         "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache position_ids "
         "attention_bias head_sink k_scale v_scale q_norm_weight k_norm_weight query_seqlens",

@@ -43,7 +43,7 @@ def length_of(report: ShardReport, sizes: Mapping[str, Sequence[int]]) -> int:
         raise Refusal(f"the inputs need sequences of one length, and {told or 'there is none'}", None)
     length, count = next(iter(lengths.values())), collectives.chunk_count(report.order, report.ranks)
     if length % count:
-        raise Refusal(f"{report.ranks} ranks need {count} equal chunks, and {length} tokens have none", None)
+        raise Refusal(f"{length} tokens cannot be cut into {count} equal chunks, which {report.ranks} ranks need", None)
     return length
 
 

@@ -128,9 +128,9 @@ def build(
     dtype = builder.info.dtype(inputs["query"])
     if dtype not in SIXTEEN_BITS:
         if HALF_ATTENTION not in options.assume:
-            kind = dtype.name if dtype else "of unknown type"
+            kind = dtype.numpy().name if dtype else "of unknown type"
             reason = f"{OP} computes in float16 or bfloat16, and this is {kind}"
-            hint = f"`--assume {HALF_ATTENTION}` casts query, key, value and result; or convert the model to float16"
+            hint = f"--assume {HALF_ATTENTION} casts query, key, value and result; or convert the model to float16"
             raise Decline(Code.DTYPE, reason, node, hint)
         dtype = ir.DataType.FLOAT16
         floats = [name for name in inputs if name != "atten_mask"]

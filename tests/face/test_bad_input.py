@@ -165,6 +165,7 @@ def _contradicting(model: onnx.ModelProto) -> None:
 
 CASES: dict[str, tuple[Make, str]] = {
     "missing": (lambda folder: folder / "model.onnx", "no such file"),
+    "an address": (lambda folder: Path("https://example.com/model.onnx"), "no such file; download an address first"),
     "folder": (_folder, "is a folder"),
     "empty": (_file(b""), "is empty"),
     "text": (_file(b"ir_version: 8\nthis is no protobuf\n"), "not an ONNX model"),

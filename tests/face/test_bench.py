@@ -274,3 +274,6 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert message in capsys.readouterr().err
     with pytest.raises(InputError, match="no such file"):
         fa_compiler.bench(tmp_path / "none.onnx")
+    for lengths, message in (("128", r"a list of numbers, such as \[128, 512\], not '128'"), ([1.5], "numbers from 1")):
+        with pytest.raises(InputError, match=message):
+            fa_compiler.bench(path, lengths)  # type: ignore[arg-type]

@@ -12,10 +12,16 @@ from fa_compiler.op_registry import NodeView, TensorInfo, UnknownVariant, get, i
 from .nodes import tensor
 
 BF16, FLOAT, HALF = "DT_BF16", "DT_FLOAT", "DT_FLOAT16"
+ROTARY = "RotaryPositionEmbedding"
 GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
     "RmsNorm": {"x": tensor((2, 5, 64)), "gamma": tensor((64,))},
     "AddRmsNorm": {"x1": tensor((2, 5, 64)), "x2": tensor((2, 5, 64)), "gamma": tensor((64,))},
     "SwiGlu": {"x": tensor((2, 5, 128))},
+    "RotaryPositionEmbedding": {
+        "x": tensor((2, 5, 4, 64)),
+        "cos": tensor((2, 5, 1, 64)),
+        "sin": tensor((2, 5, 1, 64)),
+    },
 }
 
 
@@ -30,7 +36,8 @@ def test_a_good_node_breaks_nothing(op: str, product: str | None, dtype: str) ->
     typed = {name: tensor(info.shape, dtype) for name, info in GOOD[op].items()}
     found = [] if product is None else verify(node(op, typed), product)
     found += verify(node(op, typed))
-    assert bool(found) == (product == "310P" and dtype == BF16)
+    absent = op == "RotaryPositionEmbedding" or dtype == BF16
+    assert bool(found) == (product == "310P" and absent)
 
 
 ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] = [
@@ -60,6 +67,27 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("SwiGlu", {}, {"dim": 1}, None, "SG.3"),
     ("SwiGlu", {"x": tensor((2, 62))}, {}, "310P", "SG.4"),
     ("SwiGlu", {"x": tensor((0, 64))}, {}, "310P", "SG.4"),
+    (ROTARY, {"cos": tensor((2, 5, 1, 64), FLOAT)}, {}, None, "RPE.1"),
+    (ROTARY, {"x": tensor((5, 64))}, {}, None, "RPE.2"),
+    (ROTARY, {"sin": tensor((5, 1, 64))}, {}, None, "RPE.2"),
+    (ROTARY, {"sin": tensor((1, 5, 1, 64))}, {}, None, "RPE.3"),
+    (ROTARY, {name: tensor((2, 3, 1, 64)) for name in ("cos", "sin")}, {}, None, "RPE.3"),
+    (ROTARY, {name: tensor((2, 5, 1, 32)) for name in ("cos", "sin")}, {}, None, "RPE.3"),
+    (ROTARY, {name: tensor((2, 5, 1, 1)) for name in ("cos", "sin")}, {}, None, "RPE.3"),
+    (ROTARY, {}, {"mode": 4}, None, "RPE.4"),
+    (ROTARY, {}, {"mode": 2}, "A2", "RPE.4"),
+    (ROTARY, {"x": tensor((2, 5, 4, 7)), **dict.fromkeys(("cos", "sin"), tensor((2, 5, 1, 7)))}, {}, None, "RPE.5"),
+    (ROTARY, {"x": tensor((2, 5, 4, 898)), **dict.fromkeys(("cos", "sin"), tensor((2, 5, 1, 898)))}, {}, "A3", "RPE.5"),
+    (ROTARY, {"x": tensor((2, 9, 2, 64)), **dict.fromkeys(("cos", "sin"), tensor((1, 1, 2, 64)))}, {}, "A2", "RPE.6"),
+    (ROTARY, {"x": tensor((2, 9, 20, 12)), **dict.fromkeys(("cos", "sin"), tensor((1, 1, 20, 12)))}, {}, "A2", "RPE.6"),
+    (
+        ROTARY,
+        {"x": tensor((1, 5, 1000, 64)), **dict.fromkeys(("cos", "sin"), tensor((1, 5, 1, 64)))},
+        {},
+        "A2",
+        "RPE.7",
+    ),
+    (ROTARY, {"rotate": tensor((64, 32))}, {}, None, "RPE.8"),
 ]
 
 
@@ -78,7 +106,7 @@ def test_sizes_that_are_not_known_break_nothing(op: str) -> None:
     opened = {name: tensor(("b", None, *(info.shape or ())[2:])) for name, info in GOOD[op].items() if name != "gamma"}
     assert not verify(node(op, opened), "A2")
     unknown = {name: tensor(None) for name in GOOD[op]}
-    assert not verify(node(op, unknown), "310P")
+    assert not verify(node(op, unknown), "A3" if op == ROTARY else "310P")
 
 
 @pytest.mark.parametrize("op", GOOD)
@@ -91,7 +119,8 @@ def test_products_without_the_operators(op: str, product: str) -> None:
 def test_older_releases_are_not_known(op: str) -> None:
     with pytest.raises(UnknownVariant):
         get(op, "8.0")
-    assert get(op, "8.5.0") == get(op)
+    assert get(op, "9.0") == get(op)
+    assert (get(op, "8.5.0") == get(op)) == (op != ROTARY)
 
 
 def test_shapes_of_results() -> None:
@@ -104,3 +133,4 @@ def test_shapes_of_results() -> None:
     assert infer("SwiGlu", {"x": x}, {"dim": 1})["y"] == tensor((2, None, 4, 8), BF16)
     assert infer("SwiGlu", {"x": x}, {"dim": -1})["y"] == tensor((2, "s", 4, 4), BF16)
     assert infer("SwiGlu", {"x": tensor(None, BF16)}, {})["y"] == tensor(None, BF16)
+    assert infer(ROTARY, {"x": x, "cos": x, "sin": x}, {})["y"] == x

@@ -88,6 +88,7 @@ def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["atc", *words, "--sequence-parallel", "2", "--sequence-axis", "input_ids:1"]) == 0
     printed = capsys.readouterr().out
     assert "2 ranks, contiguous order; attentions: 2 by" in printed
+    assert "the operator takes it in full only: 3072 bytes are added" in printed  # 12 * batch * sequence * sequence
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     configs = ["cluster_config.json", "model_relation_config.json"]
     assert files == ["atc.sh", *configs, "ranks/rank_0.air", "ranks/rank_1.air", "report.json"]
@@ -144,7 +145,7 @@ def test_more_ranks_than_a_node_may_have(tmp_path: Path, capsys: pytest.CaptureF
 REQUESTS: dict[str, tuple[list[str], str]] = {
     "no equal chunks": (
         ["--sequence-parallel", "3"],
-        "3 ranks need 3 equal chunks, and 16 tokens have none",
+        "16 tokens cannot be cut into 3 equal chunks, which 3 ranks need",
     ),
     "one rank": (["--sequence-parallel", "1"], "--sequence-parallel 1 is one model: leave it out"),
     "no number": (["--method", "ring"], "--method and --sequence-axis go with --sequence-parallel"),

@@ -63,6 +63,22 @@ def test_infinite_gates_are_as_in_plain_operators() -> None:
     assert found[2] == 0
 
 
+ROTATED = {0: [-3, -4, 1, 2], 1: [-2, 1, -4, 3], 2: [-2, 1, -4, 3], 3: [-2, -4, 1, 3]}
+
+
+@pytest.mark.parametrize("mode", ROTATED)
+def test_pairs_are_rotated(mode: int) -> None:
+    x = np.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
+    zero, one = np.zeros_like(x), np.ones_like(x)
+    inputs = {"x": x, "cos": zero, "sin": one}
+    found = reference.run("RotaryPositionEmbedding", inputs, {"mode": mode}, dtype="float64")["y"]
+    assert found.ravel().tolist() == ROTATED[mode]
+    kept = reference.run("RotaryPositionEmbedding", inputs | {"cos": one, "sin": zero}, {"mode": mode})["y"]
+    assert kept.ravel().tolist() == ([1, 3, 2, 4] if mode == 3 else [1, 2, 3, 4])
+    matrix = inputs | {"rotate": np.eye(4)[::-1].copy()}
+    assert reference.run("RotaryPositionEmbedding", matrix, {})["y"].ravel().tolist() == [4, 3, 2, 1]
+
+
 def test_there_is_no_kernel_in_the_library() -> None:
     with pytest.raises(KernelError, match=r"the library has no kernel of it; fa_compiler.reference.run computes it"):
         run_kernel("SwiGlu", {"x": np.ones((2, 4), np.float32)}, {})

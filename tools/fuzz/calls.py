@@ -22,8 +22,17 @@ from hypothesis.strategies import SearchStrategy
 
 from fa_compiler import ops, reference
 from fa_compiler.lowering.ort import eager
-from tests import kernel_variants, prompt_problems, sparse_problems
-from tests.lowering import decoding, gradients, problems, test_prompt, test_random, test_random_grad, test_sparse
+from tests import kernel_variants, linear_problems, prompt_problems, sparse_problems
+from tests.lowering import (
+    decoding,
+    gradients,
+    problems,
+    test_linear,
+    test_prompt,
+    test_random,
+    test_random_grad,
+    test_sparse,
+)
 from tests.lowering.remembering import given, key_of
 
 VARIABLE = "FA_COMPILER_ISA"
@@ -305,6 +314,14 @@ def _ring(seed: int) -> Check:
     return lambda: test_sparse.compare("RingAttentionUpdate", inputs, {"input_layout": "SBH"})
 
 
+def _linear(op: str, make: Callable[[int], Any]) -> Callable[[int], Check]:
+    def drawn(seed: int) -> Check:
+        inputs, attrs = make(seed)
+        return lambda: test_linear.check(op, inputs, attrs)
+
+    return drawn
+
+
 DRAWN: dict[str, Callable[[int], Check]] = {
     "FlashAttentionScore": _forward,
     "FlashAttentionScoreGrad": _backward,
@@ -320,5 +337,7 @@ DRAWN: dict[str, Callable[[int], Check]] = {
     "LightningIndexerGrad": _sparse("LightningIndexerGrad", sparse_problems.indexer_grad),
     "SparseLightningIndexerGradKLLoss": _sparse("SparseLightningIndexerGradKLLoss", sparse_problems.indexer_loss),
     "RingAttentionUpdate": _ring,
+    "FlashLinearAttention": _linear("FlashLinearAttention", linear_problems.drawn_attention),
+    "ShortConvolution": _linear("ShortConvolution", linear_problems.drawn_convolution),
 }
 """How a call of each operator is drawn: the comparison of a seed. Raises NoCase."""

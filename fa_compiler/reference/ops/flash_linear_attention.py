@@ -38,7 +38,8 @@ def flash_linear_attention(call: OpCall) -> dict[str, Output]:
     for entry, (b, first, end) in enumerate(sequences):
         state = np.zeros(present.shape[1:]) if past is None else past[entry].astype(np.float64)
         for t in range(first, end):
-            state = rows.step(state, b, t)
+            with np.errstate(invalid="ignore", over="ignore"):
+                state = rows.step(state, b, t)
             read = np.repeat(state, out_heads // heads, axis=0)
             output[b, t] = np.einsum("hd,hdv->hv", np.repeat(rows.query[b, t], out_heads // q_heads, axis=0), read)
         present[entry] = state

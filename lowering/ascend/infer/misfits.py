@@ -294,6 +294,18 @@ def _weights(call: OpFacts) -> None:
         raise InferenceError(f"x2 has the shape {list(other or ())}, x1 {list(x)}")
 
 
+@_refuses("RotaryPositionEmbedding")
+def _tables(call: OpFacts) -> None:
+    x, cos, sin = (call.x(name).shape for name in ("x", "cos", "sin"))
+    if not shapes_agree(cos, sin):
+        raise InferenceError(f"cos has the shape {list(cos or ())}, sin {list(sin or ())}")
+    if x is None or cos is None:
+        return
+    fits = len(x) == len(cos) and all(own == 1 or sizes_agree(own, size) for own, size in zip(cos, x, strict=True))
+    if not fits or not sizes_agree(cos[-1], x[-1]):
+        raise InferenceError(f"cos has the shape {list(cos)}, x {list(x)}")
+
+
 @_refuses("SwiGlu")
 def _halves(call: OpFacts) -> None:
     x, dim = call.x().shape, call.attr("dim")

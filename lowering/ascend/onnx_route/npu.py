@@ -160,7 +160,7 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> Replaced:
         if not empty_bias:
             raise UnsupportedNode(
                 "it has a mask and no bias, but ATC's parser needs a bias before a mask; an empty tensor as bias was "
-                f"never tried on hardware: `--assume {EMPTY_BIAS}` writes it, or use --route air or onnx"
+                f"never tried on hardware: --assume {EMPTY_BIAS} writes it, or use --route air or onnx"
             )
         dtype = builder.info.dtype(inputs["query"]) or ir.DataType.FLOAT16
         inputs["pse_shift"] = builder.constant(np.zeros(0, dtype.numpy()), "no_bias")

@@ -34,6 +34,12 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         ONE_HOT,
     ),
     ("AddRmsNorm", {"x1": X, "x2": X, "gamma": np.full(4, 2, np.float32)}, {}, 2 * NORMALISED),
+    (
+        "RotaryPositionEmbedding",
+        {"x": X, "cos": np.full((1, 3, 4), 2, np.float32), "sin": np.full((1, 3, 4), 3, np.float32)},
+        {},
+        2 * X + 3 * np.concatenate([-X[..., 2:], X[..., :2]], axis=-1),
+    ),
     ("SwiGlu", {"x": X}, {"dim": -1}, X[..., :2] / (1 + np.exp(-X[..., :2])) * X[..., 2:]),
 ]
 

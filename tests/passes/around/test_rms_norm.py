@@ -162,6 +162,17 @@ def test_skip_simplified_layer_normalization() -> None:
     assert_equal(proto, result)
 
 
+def test_skip_simplified_layer_normalization_with_a_bias() -> None:
+    body = "y, , , x = com.microsoft.SkipSimplifiedLayerNormalization(a, b, w, bias)"
+    proto = model(body, TWO, BOTH, more="float[8] bias = {1,0,-1,2,0.5,0,0,3}")
+    result, report = fused(proto)
+    assert (only_line(report).op, only_line(report).added) == ("AddRmsNorm", 2)
+    assert others(result) == ["Add"]
+    assert_equal(proto, result)
+    _, report = fused(model(body, f"{TWO}, float[B,S,8] bias", BOTH))
+    assert only_line(report).code == Code.SHAPE
+
+
 NOT_SUMS = {
     "a bias": ("x = Add(a, w) ", "float[B,S,8] a"),
     "what broadcasts": ("x = Add(a, b) ", "float[B,S,8] a, float[1,S,8] b"),

@@ -81,6 +81,15 @@ def test_each_rule(domain: str, rule: str, gate: str) -> None:
     assert rule in block.what
 
 
+def test_what_a_run_has_made_is_fused_already() -> None:
+    inputs, attrs = attention(np.random.default_rng(0), "gated", 5)
+    result, _ = fused(model_of("LinearAttention", "", inputs, NAMES, attrs))
+    _, report = fused(result)
+    (block,) = report.blocks
+    assert (block.status, block.kind) == ("already_fused", "no_softmax")
+    assert "linear attention: 0 fused (of 1)" in report.outcome
+
+
 def test_fewer_query_heads_than_states() -> None:
     inputs, attrs = attention(np.random.default_rng(0), "gated_delta", 5, heads=(1, 4, 2))
     compared(model_of("LinearAttention", CONTRIB, inputs, NAMES, attrs), inputs)

@@ -117,9 +117,9 @@ def test_a_scan_over_tokens() -> None:
 
 def test_operators_of_it_are_named() -> None:
     proto = parse(
-        "y = com.microsoft.GatedDeltaNet(x, x, x)",
-        inputs="float[B,T,2,16] x",
-        outputs="float[B,T,2,16] y",
+        "y = com.microsoft.LinearAttentionGate(x, x, x)",
+        inputs="float[B,T,16] x",
+        outputs="float[B,T,16] y",
     )
     (block,) = fused(proto)[1].blocks
     assert (block.status, block.hint) == ("linear_attention", None)

@@ -95,6 +95,17 @@ def _normalised(call: GeCall, x: str, rank: int, dtype: str) -> tuple[str, str]:
     return call.cast(scaled, dtype), rate
 
 
+@handles("RotaryPositionEmbedding")
+def _rotary(call: GeCall) -> str:
+    """x cos + r(x) sin. In mode 0, r(x) is (-x2, x1) of the halves of x along its last axis."""
+    call.only("mode", 0)
+    if call.has("rotate"):
+        raise UnreadableError(f"operator '{call.op.name}': a matrix that rotates has no meaning in ONNX here")
+    first, second = call.nodes("Split", call.x("x"), count=2, axis=-1, num_outputs=2)
+    rotated = call.node("Concat", call.node("Neg", second), first, axis=-1)
+    return call.node("Add", call.node("Mul", call.x("x"), call.x("cos")), call.node("Mul", rotated, call.x("sin")))
+
+
 @handles("SwiGlu")
 def _swi_glu(call: GeCall) -> str:
     """a / (1 + exp(-a)) b, where a and b are the halves of x along the axis dim. It is computed in float32."""

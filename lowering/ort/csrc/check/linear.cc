@@ -64,17 +64,15 @@ class Operands {
     p_.key_size = form.key_size;
     p_.value_size = form.value_size;
     p_.scale = 0.25f;
-    p_.query = rows(form.query_heads, form.key_size, 1, form.type);
-    // Keys whose rule does not grow: |beta| |k|^2 is at most 2.
-    const bool any_keys = form.correction == Correction::none;
-    const float unit = 1 / std::sqrt(static_cast<float>(form.key_size));
-    p_.key = rows(form.key_heads, form.key_size, any_keys ? 1.0f : 0.9f * unit, form.type);
-    p_.value = rows(form.heads, form.value_size, 1, form.type);
+    p_.query = rows(form.query_heads, form.key_size, false, form.type);
+    // With a correction no row is longer than 1, and beta is at most 2, so that the state does not grow without end.
+    p_.key = rows(form.key_heads, form.key_size, form.correction != Correction::none, form.type);
+    p_.value = rows(form.heads, form.value_size, false, form.type);
     if (form.gate != Gate::none) add_decays();
     if (form.correction == Correction::delta) add_betas();
     if (form.correction == Correction::general) {
-      p_.write = rows(form.heads, form.key_size, unit, form.type);
-      p_.read = rows(form.heads, form.key_size, unit, form.type);
+      p_.write = rows(form.heads, form.key_size, true, form.type);
+      p_.read = rows(form.heads, form.key_size, true, form.type);
     }
     past_numbers_ = std::make_unique<Numbers>(form.state_type, state_count(), random_);
     if (form.specials > 0) add_specials();
@@ -121,10 +119,18 @@ class Operands {
     return *numbers_.back();
   }
 
-  linear::Rows rows(int64_t heads, int64_t size, float scale, Type type) {
+  // Random rows, or rows of random lengths from 0.3 to 0.99.
+  linear::Rows rows(int64_t heads, int64_t size, bool short_ones, Type type) {
     linear::Rows rows = layout(heads, size, type);
     Numbers& numbers = keep(rows, tokens_ * heads * size);
-    for (int64_t n = 0; n < numbers.size(); ++n) reference::write(numbers.data(), n, numbers[n] * scale, type);
+    for (int64_t row = 0; row < numbers.size() && short_ones; row += size) {
+      double squares = 1e-9;
+      for (int64_t n = row; n < row + size; ++n) squares += double{numbers[n]} * numbers[n];
+      const double factor = (0.3 + static_cast<double>(random_() % 1024) / 1024 * 0.69) / std::sqrt(squares);
+      for (int64_t n = row; n < row + size; ++n) {
+        reference::write(numbers.data(), n, static_cast<float>(numbers[n] * factor), type);
+      }
+    }
     return rows;
   }
 

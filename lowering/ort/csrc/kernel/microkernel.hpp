@@ -116,6 +116,55 @@ struct Output {
   float* column_max = nullptr;
 };
 
+// Adds `depth` products to the sums of a micro-tile. `numbers` and b.data go on.
+template <int kRows, int kVectors, bool kPairs, class A, int kParts = Width<kVectors>::kParts>
+FA_INLINE void add_along_depth(Reader<A, kRows>& numbers, PanelB& b, int64_t depth,
+                               typename Width<kVectors>::Part (&sum)[kRows][kParts]) {
+  using Part = typename Width<kVectors>::Part;
+  int64_t k = depth;
+  if constexpr (Isa::kLaneOperands && kVectors != kHalf && Reader<A, kRows>::kVectors > 0) {
+    constexpr int kSteps = Reader<A, kRows>::kSteps;
+    for (; k >= kSteps; k -= kSteps) {
+      Vec lanes[Reader<A, kRows>::kVectors];
+      numbers.load_lanes(lanes);
+#pragma GCC unroll 16
+      for (int step = 0; step < kSteps; ++step) {
+        Vec line[kParts];
+#pragma GCC unroll 2
+        for (int v = 0; v < kParts; ++v) line[v] = load(b.data + v * kLanes);
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+          for (int v = 0; v < kParts; ++v) sum[r][v] += line[v] * numbers.lane(lanes, r, step);
+        }
+        b.data += b.stride;
+      }
+      numbers.next(kSteps);
+    }
+  }
+  for (; k > 0; --k) {
+    Part line[kParts];
+#pragma GCC unroll 2
+    for (int v = 0; v < kParts; ++v) line[v] = load_as<Part>(b.data + v * kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const float& x = numbers.at(r);
+#pragma GCC unroll 2
+      for (int v = 0; v < kParts; ++v) {
+        if constexpr (kVectors == kHalf) {
+          sum[r][v] += line[v] * x;
+        } else if constexpr (kParts == 1) {
+          sum[r][v] = add_products_of<kPairs>(sum[r][v], x, line[v]);
+        } else {
+          sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
+        }
+      }
+    }
+    numbers.next();
+    b.data += b.stride;
+  }
+}
+
 // One micro-tile: kRows x kVectors vectors of C stay in registers while `depth` runs.
 template <int kRows, int kVectors, Beta kBeta, bool kPairs, class A>
 FA_INLINE void multiply_rows(A a, PanelB b, int64_t depth, Output c, PrefetchQueue& prefetches) {
@@ -136,48 +185,7 @@ FA_INLINE void multiply_rows(A a, PanelB b, int64_t depth, Output c, PrefetchQue
   PrefetchRows current = prefetches.current;
   for (int64_t done = 0; done < depth; done += kPrefetchDepth) {
     current.issue(prefetches.rows_per_step);
-    int64_t k = smaller(kPrefetchDepth, depth - done);
-    if constexpr (Isa::kLaneOperands && kVectors != kHalf && Reader<A, kRows>::kVectors > 0) {
-      constexpr int kSteps = Reader<A, kRows>::kSteps;
-      for (; k >= kSteps; k -= kSteps) {
-        Vec lanes[Reader<A, kRows>::kVectors];
-        numbers.load_lanes(lanes);
-#pragma GCC unroll 16
-        for (int step = 0; step < kSteps; ++step) {
-          Vec line[kParts];
-#pragma GCC unroll 2
-          for (int v = 0; v < kParts; ++v) line[v] = load(b.data + v * kLanes);
-#pragma GCC unroll 16
-          for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-            for (int v = 0; v < kParts; ++v) sum[r][v] += line[v] * numbers.lane(lanes, r, step);
-          }
-          b.data += b.stride;
-        }
-        numbers.next(kSteps);
-      }
-    }
-    for (; k > 0; --k) {
-      Part line[kParts];
-#pragma GCC unroll 2
-      for (int v = 0; v < kParts; ++v) line[v] = load_as<Part>(b.data + v * kLanes);
-#pragma GCC unroll 16
-      for (int r = 0; r < kRows; ++r) {
-        const float& x = numbers.at(r);
-#pragma GCC unroll 2
-        for (int v = 0; v < kParts; ++v) {
-          if constexpr (kVectors == kHalf) {
-            sum[r][v] += line[v] * x;
-          } else if constexpr (kParts == 1) {
-            sum[r][v] = add_products_of<kPairs>(sum[r][v], x, line[v]);
-          } else {
-            sum[r][v] = add_products<kPairs>(sum[r][v], x, line[v]);
-          }
-        }
-      }
-      numbers.next();
-      b.data += b.stride;
-    }
+    add_along_depth<kRows, kVectors, kPairs>(numbers, b, smaller(kPrefetchDepth, depth - done), sum);
   }
   prefetches.current = current;
 #pragma GCC unroll 16

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "../prefetch.hpp"
-#include "state.hpp"
+#include "chunk.hpp"
 #include "step.hpp"
 
 namespace fa::FA_ISA::lin {
@@ -91,7 +91,17 @@ class Driver {
       read_panel(p_.past, sequence.past, head, shape_, n, s.rows, s.states[0] + (n - first) * shape_.panel_floats());
     }
     for (int64_t done = 0; done < sequence.tokens; done += kChunk) {
-      run_chunk(sequence.first + done, smaller(kChunk, sequence.tokens - done), head, first, end, s);
+      const Tokens tokens{sequence.first + done, smaller(kChunk, sequence.tokens - done), head};
+      read_tokens(p_, shape_, tokens.head, tokens.first, tokens.count, s);
+      if (tokens.count < kLeastChunk || p_.correction == Correction::general) {
+        decay_reads(p_, shape_, tokens.count, s);
+        for (int64_t n = first; n < end; ++n) run_steps(tokens, n, panel_of(s, 0, n - first), panel_of(s, 0, n - first), s);
+        continue;
+      }
+      run_chunk(tokens, first, end, s);
+      float* before = s.states[0];
+      s.states[0] = s.states[1];
+      s.states[1] = before;
     }
     if (p_.present.data == nullptr) return;
     for (int64_t n = first; n < end; ++n) {
@@ -99,36 +109,92 @@ class Driver {
     }
   }
 
-  void run_chunk(int64_t token, int64_t count, int64_t head, int64_t first, int64_t end, const Scratch& s) const {
-    read_tokens(p_, shape_, head, token, count, s);
+  // Some tokens that follow each other, and a head.
+  struct Tokens {
+    int64_t first;
+    int64_t count;
+    int64_t head;
+  };
+
+  float* panel_of(const Scratch& s, int state, int64_t n) const { return s.states[state] + n * shape_.panel_floats(); }
+
+  // One panel, token by token.
+  void run_steps(const Tokens& tokens, int64_t panel, float* before, float* after, const Scratch& s) const {
+    read_values(tokens, panel, s.values);
+    step_(shape_, s, tokens.count, {before}, {after}, p_.out.data != nullptr);
+    write_results(tokens, panel, s.results);
+  }
+
+  void run_chunk(const Tokens& tokens, int64_t first, int64_t end, const Scratch& s) const {
+    const bool delta = p_.correction == Correction::delta;
+    switch (p_.gate) {
+      case Gate::none: return delta ? run_chunk<Gate::none, true>(tokens, first, end, s)
+                                    : run_chunk<Gate::none, false>(tokens, first, end, s);
+      case Gate::head: return delta ? run_chunk<Gate::head, true>(tokens, first, end, s)
+                                    : run_chunk<Gate::head, false>(tokens, first, end, s);
+      case Gate::key: return delta ? run_chunk<Gate::key, true>(tokens, first, end, s)
+                                   : run_chunk<Gate::key, false>(tokens, first, end, s);
+    }
+  }
+
+  // Panels [first, end), from s.states[0] to s.states[1].
+  template <Gate kGate, bool kDelta>
+  void run_chunk(const Tokens& tokens, int64_t first, int64_t end, const Scratch& s) const {
+    Chunk<kGate, kDelta> chunk(shape_, s, tokens.count, p_.out.data != nullptr);
+    chunk.prepare();
+    bool any = false;
     for (int64_t n = first; n < end; ++n) {
-      const Lines state{s.states[0] + (n - first) * shape_.panel_floats()};
-      read_values(token, count, head, n, s.values);
-      step_(shape_, s, count, state, state, p_.out.data != nullptr);
-      write_results(token, count, head, n, s.results);
+      const bool whole = shape_.columns(n) == kPanel;
+      const bool in_place = whole && p_.value.type == Type::float32, out_in_place = whole && p_.out.type == Type::float32;
+      if (!in_place) read_values(tokens, n, s.values);
+      Panel panel{panel_of(s, 0, n - first), panel_of(s, 1, n - first), s.values, kPanel, s.results, kPanel, kChunk * kPanel, 1};
+      if (in_place) {
+        panel.values = static_cast<const float*>(p_.value.data) + value_at(tokens, n);
+        panel.value_stride = p_.value.token;
+      }
+      if (out_in_place && p_.out.data != nullptr) {
+        panel.out = static_cast<float*>(const_cast<void*>(p_.out.data)) + result_at(tokens, 0, n);
+        panel.out_stride = p_.out.token;
+        panel.out_head = p_.out.head;
+        panel.scale = p_.scale;
+      }
+      const bool finite = chunk.run(panel);
+      s.redo[n - first] = finite ? 0.0f : 1.0f;
+      any = any || !finite;
+      if (finite && !out_in_place) write_results(tokens, n, s.results);
+    }
+    if (!any) return;
+    read_tokens(p_, shape_, tokens.head, tokens.first, tokens.count, s);
+    decay_reads(p_, shape_, tokens.count, s);
+    for (int64_t n = first; n < end; ++n) {
+      if (s.redo[n - first] != 0) run_steps(tokens, n, panel_of(s, 0, n - first), panel_of(s, 1, n - first), s);
     }
   }
 
-  void read_values(int64_t token, int64_t count, int64_t head, int64_t panel, float* to) const {
+  int64_t value_at(const Tokens& tokens, int64_t panel) const {
+    return tokens.first * p_.value.token + tokens.head * p_.value.head + panel * kPanel;
+  }
+  int64_t result_at(const Tokens& tokens, int64_t n, int64_t panel) const {
+    return tokens.first * p_.out.token + (tokens.head * shape_.group + n) * p_.out.head + panel * kPanel;
+  }
+
+  void read_values(const Tokens& tokens, int64_t panel, float* to) const {
     const int64_t columns = shape_.columns(panel);
-    linear::Rows rows = p_.value;
-    for (int64_t t = 0; t < count; ++t, to += kPanel) {
-      const int64_t at = (token + t) * rows.token + head * rows.head + panel * kPanel;
-      const float* from = as_floats(rows.data, at, columns, rows.type, to);
-      if (from != to) __builtin_memcpy(to, from, static_cast<size_t>(columns) * sizeof(float));
-      for (int64_t c = columns; c < kPanel; ++c) to[c] = 0;
+    const linear::Rows& rows = p_.value;
+    for (int64_t t = 0; t < tokens.count; ++t, to += kPanel) {
+      read_numbers(rows.data, value_at(tokens, panel) + t * rows.token, rows.type, columns, kPanel, to);
     }
   }
 
-  void write_results(int64_t token, int64_t count, int64_t head, int64_t panel, float* results) const {
+  void write_results(const Tokens& tokens, int64_t panel, float* results) const {
     if (p_.out.data == nullptr) return;
     for (int64_t n = 0; n < shape_.group; ++n) {
       float* from = results + n * kChunk * kPanel;
-      for (int64_t t = 0; t < count; ++t, from += kPanel) {
+      for (int64_t t = 0; t < tokens.count; ++t, from += kPanel) {
 #pragma GCC unroll 2
         for (int64_t c = 0; c < kPanel; c += kLanes) store(from + c, load(from + c) * p_.scale);
-        const int64_t at = (token + t) * p_.out.token + (head * shape_.group + n) * p_.out.head + panel * kPanel;
-        write_floats(const_cast<void*>(p_.out.data), at, from, shape_.columns(panel), p_.out.type);
+        const int64_t at = result_at(tokens, n, panel) + t * p_.out.token;
+        write_numbers(const_cast<void*>(p_.out.data), at, p_.out.type, shape_.columns(panel), from);
       }
     }
   }

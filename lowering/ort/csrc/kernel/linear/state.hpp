@@ -14,15 +14,13 @@ FA_INLINE int64_t first_element(const linear::States& states, int64_t entry, int
 // Reads a panel of a state whose lines lie in memory.
 static void read_lines(const linear::States& states, int64_t at, const Shape& shape, int64_t columns, float* panel) {
   for (int64_t d = 0; d < shape.keys; ++d, at += states.key, panel += kPanel) {
-    const float* from = as_floats(states.data, at, columns, states.type, panel);
-    if (from != panel) __builtin_memcpy(panel, from, static_cast<size_t>(columns) * sizeof(float));
-    for (int64_t c = columns; c < kPanel; ++c) panel[c] = 0;
+    read_numbers(states.data, at, states.type, columns, kPanel, panel);
   }
 }
 
 static void write_lines(const linear::States& states, int64_t at, const Shape& shape, int64_t columns, const float* panel) {
   for (int64_t d = 0; d < shape.keys; ++d, at += states.key, panel += kPanel) {
-    write_floats(states.data, at, panel, columns, states.type);
+    write_numbers(states.data, at, states.type, columns, panel);
   }
 }
 

@@ -1,0 +1,83 @@
+"""The two halves of a tensor along an axis, as a Split or as two Slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+
+@dataclass(frozen=True)
+class Halves:
+    """A tensor that is cut in two halves along an axis, and the nodes that cut it."""
+
+    whole: ir.Value
+    axis: int
+    """Counted from the front."""
+    nodes: tuple[ir.Node, ...]
+
+
+def halves_of(first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | None:
+    """The tensor whose halves two values are, in this order; None where they are no halves of one tensor."""
+    one, other = first.producer(), second.producer()
+    if one is None or other is None:
+        return None
+    if one is other:
+        return _split(one, first, second, info)
+    left, right = _slice(one, info), _slice(other, info)
+    if left is None or right is None or (left.whole, left.axis) != (right.whole, right.axis):
+        return None
+    bounds = [(0, left.size // 2), (left.size // 2, left.size)]
+    if left.size % 2 or [left.bounds, right.bounds] != bounds:
+        return None
+    return Halves(left.whole, left.axis, (one, other))
+
+
+def _split(node: ir.Node, first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | None:
+    """The halves that a Split gives: its only outputs, of one shape."""
+    if not is_op(node, "Split") or list(node.outputs) != [first, second]:
+        return None
+    shape = info.shape(first)
+    if not shape or info.shape(second) != shape:
+        return None
+    return Halves(operand_at(node, 0), int_attr(node, "axis", 0) % len(shape), (node,))
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """A part of a tensor along one axis of a known size."""
+
+    whole: ir.Value
+    axis: int
+    size: int
+    bounds: tuple[int, int]
+
+
+def _slice(node: ir.Node, info: ShapeInfo) -> _Slice | None:
+    """What a Slice along one axis cuts; None for other nodes, and for bounds that are not known."""
+    if not is_op(node, "Slice"):
+        return None
+    whole = operand_at(node, 0)
+    shape = info.shape(whole)
+    numbers = [_number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1)]
+    start, end, axis = numbers
+    step = _number(node, 4, "steps", info) if operand_at(node, 4).name else 1
+    if not shape or start is None or end is None or axis is None or step != 1 or not -len(shape) <= axis < len(shape):
+        return None
+    size = shape[axis].const
+    if size is None:
+        return None
+    first, last = (max(0, min(size, place + size if place < 0 else place)) for place in (start, end))
+    return _Slice(whole, axis % len(shape), size, (first, last))
+
+
+def _number(node: ir.Node, place: int, name: str, info: ShapeInfo) -> int | None:
+    """The only start, end, axis or step of a Slice; None where there are several, or where it is not known."""
+    if (attr := node.attributes.get(name)) is not None:
+        numbers = list(attr.as_ints())
+        return numbers[0] if len(numbers) == 1 else None
+    number = info.integer(operand_at(node, place))
+    return None if number is None else number.const

@@ -1,0 +1,168 @@
+"""Rotary positions in every spelling of the grammar, with the near misses that stay as they are."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from fa_compiler.passes.answer.report import Code
+from tests.passes.around.running import assert_equal, fused, only_line, operators, others, parse
+
+BOUNDS = "int64[1] zero = {0}, int64[1] four = {4}, int64[1] eight = {8}, int64[1] last = {-1}, int64[1] far = {1000}, "
+BOUNDS += "int64[1] heads = {1}, int64[1] behind = {2}"
+HEADS_FIRST = "float[B,6,S,8] x, float[B,1,S,8] c, float[B,1,S,8] s"
+TOKENS_FIRST = "float[B,S,6,8] x, float[B,S,1,8] c, float[B,S,1,8] s"
+OUT = "float[B,6,S,8] y"
+HALVES = "a = Slice(x, zero, four, last) b = Slice(x, four, far, last) "
+ROTATED = HALVES + "n = Neg(b) r = Concat<axis=-1>(n, a) "
+END = "u = Mul(x, c) v = Mul(r, s) y = Add(u, v)"
+
+
+def model(body: str, inputs: str = HEADS_FIRST, outputs: str = OUT, opset: int = 20, more: str = "") -> onnx.ModelProto:
+    return parse(body, inputs, outputs, opset, BOUNDS + (f", {more}" if more else ""))
+
+
+SPELLINGS = {
+    "1 to 3, and 6": (ROTATED + END, HEADS_FIRST, OUT, ["Transpose"] * 4),
+    "1, a split": (
+        "a, b = Split<axis=-1, num_outputs=2>(x) n = Neg(b) r = Concat<axis=3>(n, a) " + END,
+        HEADS_FIRST,
+        OUT,
+        ["Transpose"] * 4,
+    ),
+    "2, the other orders": (
+        ROTATED + "u = Mul(c, x) v = Mul(s, r) y = Add(v, u)",
+        HEADS_FIRST,
+        OUT,
+        ["Transpose"] * 4,
+    ),
+    "3, tables for all batches": (
+        ROTATED + END,
+        HEADS_FIRST.replace("float[B,1", "float[1,1"),
+        OUT,
+        ["Transpose"] * 4,
+    ),
+    "4": (ROTATED + END, TOKENS_FIRST, "float[B,S,6,8] y", []),
+    "5": (
+        "x = Transpose<perm=[0,2,1,3]>(z) " + ROTATED + END,
+        HEADS_FIRST.replace("float[B,6,S,8] x", "float[B,S,6,8] z"),
+        OUT,
+        ["Transpose"] * 3,
+    ),
+    "5, tables that get their axis of heads": (
+        "x = Transpose<perm=[0,2,1,3]>(z) c = Unsqueeze(c3, heads) s = Unsqueeze(s3, heads) " + ROTATED + END,
+        "float[B,S,6,8] z, float[B,S,8] c3, float[B,S,8] s3",
+        OUT,
+        ["Transpose", "Unsqueeze", "Unsqueeze"],
+    ),
+}
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_spellings(spelling: str) -> None:
+    body, inputs, outputs, left = SPELLINGS[spelling]
+    proto = model(body, inputs, outputs)
+    result, report = fused(proto)
+    line = only_line(report)
+    assert (line.status, line.op, line.rounded) == ("fused", "RotaryPositionEmbedding", False)
+    assert sorted(others(result)) == left
+    assert_equal(proto, result)
+
+
+@pytest.mark.parametrize("opset", [13, 14, 17])
+def test_older_opsets_and_float16(opset: int) -> None:
+    proto = model(ROTATED + END, TOKENS_FIRST.replace("float[", "float16["), "float16[B,S,6,8] y", opset)
+    result, report = fused(proto)
+    assert operators(result) == ["RotaryPositionEmbedding"]
+    assert not only_line(report).rounded
+    assert_equal(proto, result)
+
+
+def test_query_and_key_share_their_tables() -> None:
+    body = "".join(
+        f"{n}x = Transpose<perm=[0,2,1,3]>({n}z) {n}a = Slice({n}x, zero, four, last) "
+        f"{n}b = Slice({n}x, four, far, last) {n}n = Neg({n}b) {n}r = Concat<axis=-1>({n}n, {n}a) "
+        f"{n}u = Mul({n}x, c) {n}v = Mul({n}r, s) {n} = Add({n}u, {n}v) "
+        for n in ("q", "k")
+    )
+    inputs = "float[B,S,6,8] qz, float[B,S,2,8] kz, float[B,S,8] c3, float[B,S,8] s3"
+    tables = "c = Unsqueeze(c3, heads) s = Unsqueeze(s3, heads) "
+    proto = model(tables + body, inputs, "float[B,6,S,8] q, float[B,2,S,8] k")
+    result, report = fused(proto)
+    assert [line.op for line in report.around] == ["RotaryPositionEmbedding"] * 2
+    assert sorted(others(result)) == ["Transpose", "Transpose", "Unsqueeze", "Unsqueeze"]
+    assert_equal(proto, result)
+
+
+def test_a_part_of_a_head_is_rotated() -> None:
+    body = "x, w2 = Split<axis=-1>(z, parts) " + ROTATED + "u = Mul(x, c) v = Mul(r, s) t = Add(u, v) "
+    body += "y = Concat<axis=-1>(t, w2)"
+    inputs = "float[B,S,6,12] z, float[B,S,1,8] c, float[B,S,1,8] s"
+    proto = model(body, inputs, "float[B,S,6,12] y", more="int64[2] parts = {8,4}")
+    result, _ = fused(proto)
+    assert operators(result) == ["RotaryPositionEmbedding"]
+    assert_equal(proto, result)
+
+
+def test_a_transposed_tensor_that_is_read_elsewhere_stays() -> None:
+    inputs = HEADS_FIRST.replace("float[B,6,S,8] x", "float[B,S,6,8] z")
+    body = "x = Transpose<perm=[0,2,1,3]>(z) " + ROTATED + END + " w2 = Neg(x)"
+    proto = model(body, inputs, f"{OUT}, float[B,6,S,8] w2")
+    result, _ = fused(proto)
+    assert operators(result) == ["RotaryPositionEmbedding"]
+    assert others(result).count("Transpose") == 5
+    assert_equal(proto, result)
+
+
+DECLINED = {
+    "sizes of two names": (ROTATED + END, HEADS_FIRST.replace("float[B,1", "float[A,1"), Code.SHAPE),
+    "a table for each head": (ROTATED + END, HEADS_FIRST.replace("1,S,8", "6,S,8"), Code.SHAPE),
+    "tables of one token": (ROTATED + END, HEADS_FIRST.replace("1,S,8] c", "1,1,8] c"), Code.SHAPE),
+    "tables of rank 2": (ROTATED + END, "float[B,6,S,8] x, float[S,8] c, float[S,8] s", Code.SHAPE),
+    "float64": (ROTATED + END, HEADS_FIRST.replace("float", "double"), Code.DTYPE),
+}
+
+
+@pytest.mark.parametrize("what", DECLINED)
+def test_what_is_declined(what: str) -> None:
+    body, inputs, code = DECLINED[what]
+    outputs = OUT.replace("float", "double") if what == "float64" else OUT
+    result, report = fused(model(body, inputs, outputs))
+    line = only_line(report)
+    assert (line.status, line.code) == ("declined", code), line
+    assert line.culprit
+    assert operators(result) == []
+
+
+def test_what_is_read_inside_is_declined() -> None:
+    _, report = fused(model(ROTATED + END, outputs=f"{OUT}, float[B,6,S,4] n"))
+    assert only_line(report).code == Code.READ_INSIDE
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ROTATED.replace("(n, a)", "(a, n)") + END,  # the halves in the other order
+        ROTATED.replace("Neg(b)", "Neg(a)").replace("(n, a)", "(n, b)") + END,  # the other angle
+        ROTATED + "u = Mul(x, c) v = Mul(r, s) y = Sub(u, v)",
+        ROTATED + "u = Mul(a2, c) v = Mul(r, s) y = Add(u, v) a2 = Abs(x)",
+        ROTATED.replace("four, far", "two, far") + END.replace("r, s", "r2, s") + " r2 = Slice(r, zero, eight, last)",
+    ],
+)
+def test_near_misses_stay(body: str) -> None:
+    if "a2" in body:
+        body = "a2 = Abs(x) " + body.replace(" a2 = Abs(x)", "")
+    if "r2" in body:
+        body = (
+            body.replace(END.replace("r, s", "r2, s"), "").replace(" r2 =", "r2 =") + " " + END.replace("r, s", "r2, s")
+        )
+    result, report = fused(model(body, more="int64[1] two = {2}"))
+    assert not [line for line in report.around if line.status == "fused"]
+    assert operators(result) == []
+
+
+def test_products_and_releases() -> None:
+    proto = model(ROTATED + END)
+    assert only_line(fused(proto, soc_version="310P")[1]).code == Code.ILLEGAL
+    assert only_line(fused(proto, cann="8.5.0")[1]).status == "fused"
+    assert only_line(fused(proto, cann="8.0")[1]).code == Code.ILLEGAL
