@@ -11,6 +11,9 @@ To add an operator, write one file under `ops/`, named like the operator, that d
 
     OPERATOR = Operator(variants=(V1, V2), infer=infer, rules=rules, kernel=CpuKernel(required_output="y"))
 
+An output may have the name of an input, as in REG_OP: the operator changes this tensor in place. Whoever names tensors
+of both kinds at once has to tell the two apart, as a function of ONNX, where their names are one space.
+
 `macros.py` says how to write variants, `constraints/core.py` how to write rules. The registry finds the file by itself;
 the parser, the printer, the diff, the ONNX schema and the checks need no further code. The reference and the kernel of
 the operator are separate files: `tests/test_operators.py` says what is missing and where it belongs.

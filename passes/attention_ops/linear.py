@@ -19,7 +19,7 @@ On the targets contrib and onnx, one of the two LinearAttentions becomes the oth
     6  onnx: that of com.microsoft where key and value have one number of heads that divides the query's, in a model of
        opset 27. ai.onnx has no other numbers of heads.
 
-On Ascend a LinearAttention of the delta rules becomes an operator of CANN (gated_delta.py). The convolution stays as it
+On Ascend a LinearAttention of the delta rules becomes an operator of CANN (delta_rule.py). The convolution stays as it
 is.
 """
 
@@ -32,7 +32,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.attention_ops import gated_delta
+from fa_compiler.passes.attention_ops import delta_rule
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion, rule_in_words
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
@@ -93,7 +93,7 @@ class _Conversion(DirectConversion):
 
     def _of_cann(self, words: str, rule: str, heads: tuple[int, int]) -> Direct:
         """The operator of CANN. Raises Decline."""
-        made = gated_delta.convert(self.node, rule, self.facts, self.builder)
+        made = delta_rule.convert(self.node, rule, self.facts, self.builder)
         for old, new in zip(self.node.outputs, (made.output, made.present_state), strict=False):
             if new is not None:
                 self.builder.replace(old, new)

@@ -19,8 +19,8 @@ from fa_compiler.passes.answer.options import Target
 from fa_compiler.pipeline.how_to_run import how_to_run
 from fa_compiler.pipeline.options import make_options
 from tests.graphs import harness
-from tests.passes.attention_ops.test_gated_delta import model_of as linear
-from tests.passes.attention_ops.test_gated_delta import problem
+from tests.passes.attention_ops.test_delta_rule import model_of as linear
+from tests.passes.attention_ops.test_delta_rule import problem
 
 from .builders import attention, feeds, saved
 

@@ -19,8 +19,8 @@ from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.masks.rounding import ONE_SIGN_HINT
 from fa_compiler.passes.rewrite.cure import cure
 from tests.passes.answer.test_codes import PROVOKED
-from tests.passes.attention_ops.test_gated_delta import model_of as linear_model
-from tests.passes.attention_ops.test_gated_delta import problem as linear_problem
+from tests.passes.attention_ops.test_delta_rule import model_of as linear_model
+from tests.passes.attention_ops.test_delta_rule import problem as linear_problem
 from tests.passes.attention_ops.test_group_cache import Case
 from tests.passes.backward.test_index_loss import model as index_loss
 from tests.passes.prepare.test_differences import SPELLINGS as DIFFERENCES
