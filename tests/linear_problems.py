@@ -58,7 +58,7 @@ def attention(
 
 DECAYS = ((-0.4, 0.0), (-0.4, 0.0), (0.0, 0.0), (-5.0, 0.0), (-80.0, 0.0), (-1e4, -50.0))
 MODERATE = 5
-"""So many of them do not underflow in float32. A factor that does makes NaN of an infinite state, in the operator, which
+"""So many of them do not underflow in float32. A factor that does makes NaN of an infinite state in the operator, which
 computes in float32, but not in float64."""
 
 
