@@ -18,6 +18,8 @@ On the targets contrib and onnx, one of the two LinearAttentions becomes the oth
     5  contrib: that of ai.onnx, with tensors of float32. ONNX Runtime has a CPU kernel for no other type.
     6  onnx: that of com.microsoft where key and value have one number of heads that divides the query's, in a model of
        opset 27. ai.onnx has no other numbers of heads.
+    7  a runtime that is named: of those of ai.onnx none is known to have a kernel, of those of com.microsoft ONNX
+       Runtime's for the CPU, for CUDA and for WebGPU (1.32). Declined for the others.
 
 On Ascend a LinearAttention of the delta rules becomes an operator of CANN (delta_rule.py). The convolution stays as it
 is.
@@ -137,9 +139,16 @@ class _Conversion(DirectConversion):
         inputs = {name: input_of(self.node, index) for index, name in enumerate(names)}
         return self.registered("FlashLinearAttention", inputs, attrs)
 
+    def _check_runtime(self, known: tuple[str, ...]) -> None:
+        """Decline a runtime that is named and is not among those that are known to have a kernel."""
+        runtime = self.facts.options.runtime
+        if runtime is not None and runtime.name not in known:  # (7)
+            raise self.decline(f"{runtime.name} is not known to have a kernel for the operator of the target")
+
     def _contrib(self, attrs: Attributes) -> ir.Node:
         if self.node.domain == CONTRIB:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
+        self._check_runtime(("ort-cpu", "ort-cuda", "ort-webgpu"))
         types = {self.facts.info.dtype(value) for value in self.node.inputs if value is not None}
         if types != {ir.DataType.FLOAT}:  # (5)
             raise self.decline("ONNX Runtime's CPU kernel takes float32 only")
@@ -148,6 +157,7 @@ class _Conversion(DirectConversion):
     def _standard(self, attrs: Attributes) -> ir.Node:
         if self.node.domain != CONTRIB:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
+        self._check_runtime(())
         if self.builder.opset < FIRST:
             raise self.decline(f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}")
         q_heads, heads = int(str(attrs["q_num_heads"])), int(str(attrs["kv_num_heads"]))

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper
 
 from fa_compiler.op_registry.ops.flash_linear_attention import UPDATE_RULES
-from fa_compiler.passes import Report
+from fa_compiler.op_registry.runtimes import Runtime
+from fa_compiler.passes import Options, Report, fuse
 from tests.linear_problems import attention
 from tests.passes.running import LEVELS, Array, assert_same, fused, run
 
@@ -140,6 +142,22 @@ def test_an_older_opset_has_no_operator() -> None:
     _, report = fused(model_of("LinearAttention", CONTRIB, inputs, NAMES, attrs, opset=24), "onnx")
     (block,) = report.blocks
     assert (block.status, block.hint) == ("declined", "--opset 27")
+
+
+@pytest.mark.parametrize(
+    ("domain", "target", "runtime", "status"),
+    [
+        ("", "contrib", "ort-cpu", "fused"),
+        ("", "contrib", "openvino", "declined"),
+        (CONTRIB, "onnx", "ort-cpu", "declined"),
+    ],
+)
+def test_runtimes_that_have_a_kernel(domain: str, target: Any, runtime: str, status: str) -> None:
+    inputs, attrs = attention(np.random.default_rng(0), "gated", 5)
+    model = ir.from_proto(model_of("LinearAttention", domain, inputs, NAMES, attrs))
+    (block,) = fuse(model, Options(target, runtime=Runtime.of(runtime))).blocks
+    assert block.status == status
+    assert status == "fused" or runtime in (block.reason or "")
 
 
 CONVOLVED = ("input", "weight", "bias", "past_state")
