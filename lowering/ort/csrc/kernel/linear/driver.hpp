@@ -111,8 +111,7 @@ class Driver {
       if (transposed) {
         steps_.transposed(shape_, s, tokens.count, from, to, shape_.columns(n), reads);
       } else {
-        const float* ahead = head + 1 < p_.heads ? from.data + p_.past.head : nullptr;
-        steps_.in_place(shape_, s, tokens.count, from, to, panels * kPanel, ahead, reads);
+        steps_.in_place(shape_, s, tokens.count, from, to, panels * kPanel, reads);
       }
       write_results(tokens, n, s.results, kLeastChunk, panels);
     }

@@ -1,7 +1,6 @@
 // The recurrence, token by token, on some vectors of columns of a state.
 #pragma once
 
-#include "../prefetch.hpp"
 #include "plan.hpp"
 
 namespace fa::FA_ISA::lin {
@@ -118,7 +117,6 @@ static void add_all_lines(const Shape& shape, Lines state, const float* weights,
 struct Change {
   const float *factors, *writes, *key, *query, *read, *added;
   float* out;
-  const float* ahead;  // what is read next, laid out like the state before the token; it is prefetched. Null: nothing
 };
 
 template <Gate kGate, Correction kCorrection, int kLines, bool kReads>
@@ -131,9 +129,6 @@ FA_INLINE void change_lines(const float* from, int64_t from_stride, float* to, i
     if constexpr (kCorrection == Correction::general) write[r] = splat(change.writes[r]);
     key[r] = splat(change.key[r]);
     if constexpr (kReads) query[r] = splat(change.query[r]);
-  }
-  for (int r = 0; r < kLines && change.ahead != nullptr; ++r) {
-    prefetch_lines(reinterpret_cast<const char*>(change.ahead + r * from_stride), columns * static_cast<int64_t>(sizeof(float)));
   }
   for (int64_t c = 0; c < columns; c += kLanes) {
     const Vec added = load(change.added + c);
@@ -159,7 +154,6 @@ static void change_all_lines(const Shape& shape, Lines from, Lines to, int64_t c
     change.writes += d;
     change.key += d;
     change.query += d;
-    if (change.ahead != nullptr) change.ahead += d * from.stride;
     return change;
   };
   int64_t d = 0;
@@ -174,11 +168,9 @@ static void change_all_lines(const Shape& shape, Lines from, Lines to, int64_t c
 }
 
 // `count` tokens and `columns` columns of a state, whole vectors, line after line: a state in memory is read in its order. The
-// values and results have lines of `columns` numbers, and each query head has room for kLeastChunk results. `ahead` is the state
-// that is read next.
+// values and results have lines of `columns` numbers, and each query head has room for kLeastChunk results.
 template <Gate kGate, Correction kCorrection>
-static void step_lines(const Shape& shape, const Scratch& s, int64_t count, Lines from, Lines to, int64_t columns,
-                       const float* ahead, bool reads) {
+static void step_lines(const Shape& shape, const Scratch& s, int64_t count, Lines from, Lines to, int64_t columns, bool reads) {
   for (int64_t t = 0; t < count; ++t) {
     const float* value = s.values + t * columns;
     const float* query = s.queries + t * shape.row;
@@ -190,7 +182,7 @@ static void step_lines(const Shape& shape, const Scratch& s, int64_t count, Line
       store(out + c, Vec{});
     }
     const Change change{kGate == Gate::key ? s.factors + t * shape.row : s.factors + t,
-                        s.writes + t * shape.row, s.keys + t * shape.row, query, read, added, out, t == 0 ? ahead : nullptr};
+                        s.writes + t * shape.row, s.keys + t * shape.row, query, read, added, out};
     if (reads) {
       change_all_lines<kGate, kCorrection, true>(shape, from, to, columns, change);
     } else {
@@ -289,8 +281,7 @@ static void step_transposed(const Shape& shape, const Scratch& s, int64_t count,
 // The functions of one gate and correction.
 struct Steps {
   void (*lines)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, bool reads);
-  void (*in_place)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, int64_t columns, const float* ahead,
-                   bool reads);
+  void (*in_place)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, int64_t columns, bool reads);
   void (*transposed)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, int64_t columns, bool reads);
 };
 
