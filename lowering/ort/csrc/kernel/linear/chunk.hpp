@@ -25,9 +25,6 @@ namespace fa::FA_ISA::lin {
 // Tokens of a block, which are a vector of columns.
 inline constexpr int64_t kBlock = kLanes;
 
-// Fewer tokens are computed one after the other.
-inline constexpr int64_t kLeastChunk = 10;
-
 // A panel of the state before and after a chunk, its values and its results. Each line has kPanel numbers.
 struct Panel {
   const float* before;

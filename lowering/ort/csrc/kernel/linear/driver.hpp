@@ -18,7 +18,7 @@ inline constexpr double kInlineProducts = 1 << 20;
 class Driver {
  public:
   Driver(const Problem& problem, const Runtime& runtime)
-      : p_(problem), runtime_(runtime), shape_(problem), step_(step_tokens_of<2>(problem)) {}
+      : p_(problem), runtime_(runtime), shape_(problem), steps_(steps_of(problem)) {}
 
   Outcome run() {
     const bool apart = independent();
@@ -85,8 +85,41 @@ class Driver {
     runtime_.release(runtime_.self, memory);
   }
 
+  // Whether a few tokens are computed on the states in memory.
+  bool in_place(const linear::Sequence& sequence) const {
+    const linear::States &past = p_.past, &present = p_.present;
+    if (sequence.tokens == 0 || sequence.tokens >= kLeastChunk || sequence.past < 0) return false;
+    if (past.data == nullptr || present.data == nullptr) return false;
+    if (past.type != Type::float32 || present.type != Type::float32) return false;
+    if (past.value == 1 && present.value == 1) return shape_.values % kPanel == 0;
+    return past.value != 1 && present.value != 1 && shape_.keys == shape_.row;
+  }
+
+  void run_in_place(const linear::Sequence& sequence, int64_t head, int64_t first, int64_t end, const Scratch& s) const {
+    const Tokens tokens{sequence.first, sequence.tokens, head};
+    const bool reads = p_.out.data != nullptr, transposed = p_.past.value != 1;
+    read_tokens(p_, shape_, head, tokens.first, tokens.count, s);
+    decay_reads(p_, shape_, tokens.count, s);
+    const int64_t panels = transposed ? 1 : end - first;
+    for (int64_t n = first; n < end; n += panels) {
+      read_values(tokens, n, s.values, panels);
+      const auto lines = [&](const linear::States& states, int64_t entry) {
+        const int64_t at = first_element(states, entry, head, n * kPanel);
+        return Lines{static_cast<float*>(states.data) + at, transposed ? states.value : states.key};
+      };
+      const Lines from = lines(p_.past, sequence.past), to = lines(p_.present, sequence.present);
+      if (transposed) {
+        steps_.transposed(shape_, s, tokens.count, from, to, shape_.columns(n), reads);
+      } else {
+        steps_.in_place(shape_, s, tokens.count, from, to, panels * kPanel, reads);
+      }
+      write_results(tokens, n, s.results, kLeastChunk, panels);
+    }
+  }
+
   // Panels [first, end) of one head of a sequence.
   void run_head(const linear::Sequence& sequence, int64_t head, int64_t first, int64_t end, Scratch s) const {
+    if (in_place(sequence)) return run_in_place(sequence, head, first, end, s);
     for (int64_t n = first; n < end; ++n) {
       read_panel(p_.past, sequence.past, head, shape_, n, s.rows, s.states[0] + (n - first) * shape_.panel_floats());
     }
@@ -121,7 +154,7 @@ class Driver {
   // One panel, token by token.
   void run_steps(const Tokens& tokens, int64_t panel, float* before, float* after, const Scratch& s) const {
     read_values(tokens, panel, s.values);
-    step_(shape_, s, tokens.count, {before}, {after}, p_.out.data != nullptr);
+    steps_.lines(shape_, s, tokens.count, {before}, {after}, p_.out.data != nullptr);
     write_results(tokens, panel, s.results);
   }
 
@@ -178,23 +211,26 @@ class Driver {
     return tokens.first * p_.out.token + (tokens.head * shape_.group + n) * p_.out.head + panel * kPanel;
   }
 
-  void read_values(const Tokens& tokens, int64_t panel, float* to) const {
-    const int64_t columns = shape_.columns(panel);
-    const linear::Rows& rows = p_.value;
-    for (int64_t t = 0; t < tokens.count; ++t, to += kPanel) {
-      read_numbers(rows.data, value_at(tokens, panel) + t * rows.token, rows.type, columns, kPanel, to);
+  // Lines of some panels.
+  void read_values(const Tokens& tokens, int64_t panel, float* to, int64_t panels = 1) const {
+    const int64_t columns = smaller(panels * kPanel, shape_.values - panel * kPanel);
+    for (int64_t t = 0; t < tokens.count; ++t, to += panels * kPanel) {
+      read_numbers(p_.value.data, value_at(tokens, panel) + t * p_.value.token, p_.value.type, columns, panels * kPanel, to);
     }
   }
 
-  void write_results(const Tokens& tokens, int64_t panel, float* results) const {
+  // Lines of some panels; each query head has room for `room` of them.
+  void write_results(const Tokens& tokens, int64_t panel, float* results, int64_t room = kChunk, int64_t panels = 1) const {
     if (p_.out.data == nullptr) return;
     for (int64_t n = 0; n < shape_.group; ++n) {
-      float* from = results + n * kChunk * kPanel;
-      for (int64_t t = 0; t < tokens.count; ++t, from += kPanel) {
-#pragma GCC unroll 2
-        for (int64_t c = 0; c < kPanel; c += kLanes) store(from + c, load(from + c) * p_.scale);
+      float* from = results + n * room * panels * kPanel;
+      for (int64_t t = 0; t < tokens.count; ++t) {
         const int64_t at = result_at(tokens, n, panel) + t * p_.out.token;
-        write_numbers(const_cast<void*>(p_.out.data), at, p_.out.type, shape_.columns(panel), from);
+        for (int64_t c = 0; c < panels; ++c, from += kPanel) {
+#pragma GCC unroll 2
+          for (int64_t v = 0; v < kPanel; v += kLanes) store(from + v, load(from + v) * p_.scale);
+          write_numbers(const_cast<void*>(p_.out.data), at + c * kPanel, p_.out.type, shape_.columns(panel + c), from);
+        }
       }
     }
   }
@@ -202,7 +238,7 @@ class Driver {
   const Problem& p_;
   const Runtime& runtime_;
   const Shape shape_;
-  const StepTokens step_;
+  const Steps steps_;
   int64_t sequence_tasks_ = 0, sequences_of_task_ = 1, parts_ = 1;
   int64_t next_ = 0;
   bool failed_ = false;

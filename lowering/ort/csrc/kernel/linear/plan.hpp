@@ -19,6 +19,10 @@ using linear::Problem;
 // Measured with AVX2 and sizes of 128: 48 tokens take 6 % longer.
 inline constexpr int64_t kChunk = 4 * kMicroRows;
 
+// Fewer tokens are computed one after the other.
+inline constexpr int64_t kLeastChunk = 10;
+static_assert(kLeastChunk <= kChunk);
+
 // Tokens of a chunk, filled up to panels.
 inline constexpr int64_t kTokenPanels = (kChunk + kPanel - 1) / kPanel;
 inline constexpr int64_t kTokenRow = kTokenPanels * kPanel;
@@ -54,8 +58,10 @@ struct Scratch {
   float* writes;     // [kChunk][row], for Correction::general
   float* reads;      // [kChunk][row]: what the rows before the decay are multiplied by to read them after it
   float* betas;      // [kChunk]
-  float* values;     // [kChunk][kPanel]
-  float* results;    // [group][kChunk][kPanel]
+  float* values;     // [kChunk][kPanel], or [kLeastChunk][columns]
+  float* results;    // [group][kChunk][kPanel], or [group][kLeastChunk][columns]
+  float* read;       // [columns]: this and the next one for step_lines()
+  float* added;      // [columns]
   float* rows;       // [kPanel][row]: conversions of states
   // For chunks (chunk.hpp):
   float* columns;     // [row][kTokenRow]: keys, transposed
@@ -77,8 +83,11 @@ struct Scratch {
     writes = take(problem.correction == Correction::general ? rows_of_chunk : 0);
     reads = take(problem.correction == Correction::none ? 0 : rows_of_chunk);
     betas = take(kChunk);
-    values = take(kChunk * kPanel);
-    results = take(shape.group * kChunk * kPanel);
+    const int64_t lines = larger(kChunk, kLeastChunk * panels);
+    values = take(lines * kPanel);
+    results = take(shape.group * lines * kPanel);
+    read = take(panels * kPanel);
+    added = take(panels * kPanel);
     rows = take(kPanel * shape.row);
     columns = take(shape.row * kTokenRow);
     triangle = take(kChunk * kTokenRow);
