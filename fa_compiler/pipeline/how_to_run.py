@@ -70,8 +70,8 @@ def how_to_run(
 def how_to_run_result(
     path: str | os.PathLike[str], report: Report, options: Options, proto: onnx.ModelProto
 ) -> HowToRun | None:
-    """How the file of a run is run; None if it holds no fused attention and so is run as before."""
-    if not (report.count("fused") or report.count("already_fused")):
+    """How the file of a run is run; None if it holds no fused operator and so is run as before."""
+    if not (report.has_fused or report.count("already_fused")):
         return None
     return how_to_run(path, options, proto)
 

@@ -483,8 +483,12 @@ class Report(Shown):
     @property
     def is_changed(self) -> bool:
         """Was anything fused, or did a cache become a buffer?"""
-        fused = self.count("fused") or any(line.status == "fused" for line in self.around)
-        return bool(fused) or any(cache.present is not None for cache in self.caches)
+        return self.has_fused or any(cache.present is not None for cache in self.caches)
+
+    @property
+    def has_fused(self) -> bool:
+        """Was an attention fused, or anything around it?"""
+        return bool(self.count("fused")) or any(line.status == "fused" for line in self.around)
 
     def count(self, status: Status) -> int:
         """How many softmaxes and attention ops have this status; their gradients are not counted again."""

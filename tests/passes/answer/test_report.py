@@ -160,7 +160,7 @@ def test_json() -> None:
     _, report = fused(mixed())
     report.model = "mixed.onnx"
     data = json.loads(json.dumps(report.to_json()))
-    assert set(data) == {"schema", "model", "target", "blocks", "around", "summary", "caches", "notes", "seconds"}
+    assert set(data) == {"schema", "model", "target", "blocks", "summary", "around", "caches", "notes", "seconds"}
     assert (data["schema"], data["model"], data["target"]) == (1, "mixed.onnx", "ort")
     assert data["summary"] == {
         "softmaxes": 4,

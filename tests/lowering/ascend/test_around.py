@@ -1,0 +1,73 @@
+"""Norms, gated activations and rotary positions as GE operators: converted, checked, read back and run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+import pytest
+
+import fa_compiler
+from fa_compiler.lowering.ascend.air import read, write
+from fa_compiler.lowering.ascend.air.check import check
+from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from tests.passes.around import test_rms_norm, test_rotary, test_swiglu
+from tests.passes.around.running import assert_equal, fused, operators
+
+LLAMA = Path(__file__).parents[3] / "examples" / "models" / "llama.onnx"
+MODELS = {
+    "RmsNorm": test_rms_norm.model(test_rms_norm.SPELLINGS["2"]),
+    "AddRmsNorm": test_rms_norm.model(
+        f"x = Add(a, b) {test_rms_norm.NORM} y = Mul(n, w)", test_rms_norm.TWO, test_rms_norm.BOTH
+    ),
+    "SwiGlu": test_swiglu.model(test_swiglu.HALVES["1, 3 and 4"]),
+    "RotaryPositionEmbedding": test_rotary.model(*test_rotary.SPELLINGS["5"][:3]),
+}
+
+
+@pytest.mark.parametrize("op_type", MODELS)
+def test_the_file_computes_what_the_model_computes(op_type: str, tmp_path: Path) -> None:
+    proto = MODELS[op_type]
+    result, _ = fused(proto)
+    assert operators(result) == [op_type]
+    graph = to_ge(ir.from_proto(result))  # the functions of the file are not in the way
+    assert [op.type for op in graph.root.of_type(op_type)] == [op_type]
+    write(graph, tmp_path / "model.air")
+    assert not check(tmp_path / "model.air")
+    back = from_ge(read(tmp_path / "model.air"))
+    names = [value.name for value in proto.graph.output]
+    for node in back.graph.node:
+        for place, name in enumerate(node.output):
+            if name.startswith("output_"):
+                node.output[place] = names[int(name.removeprefix("output_"))]
+    for value, name in zip(back.graph.output, names, strict=True):
+        value.name = name
+    del back.graph.value_info[:]
+    assert_equal(proto, back, odd=False)
+
+
+def counted(folder: Path, only: str | None) -> Counter[str]:
+    shapes = {"input_ids": (1, 16), "attention_mask": (1, 16)}
+    fa_compiler.compile_for_atc(LLAMA, folder, "Ascend910B2", input_shape=shapes, only=only)
+    graph = read(folder / "model.air")
+    return Counter(op.type for op in graph.root.ops)
+
+
+def test_a_decoder_with_and_without(tmp_path: Path) -> None:
+    alone, all_of_it = counted(tmp_path / "alone", "attention"), counted(tmp_path / "all", None)
+    layers = alone["FlashAttentionScore"]
+    assert all_of_it["FlashAttentionScore"] == layers > 0
+    assert alone["RmsNorm"] + alone["AddRmsNorm"] + alone["SwiGlu"] + alone["RotaryPositionEmbedding"] == 0
+    assert all_of_it["RmsNorm"] + all_of_it["AddRmsNorm"] == 2 * layers + 1
+    assert all_of_it["SwiGlu"] == layers
+    assert all_of_it["RotaryPositionEmbedding"] == 2 * layers
+    assert all_of_it.total() < alone.total() - 20 * layers
+
+
+def test_other_routes_keep_these_nodes(tmp_path: Path) -> None:
+    shapes = {"input_ids": (1, 16), "attention_mask": (1, 16)}
+    fa_compiler.compile_for_atc(LLAMA, tmp_path / "plug", "Ascend910B2", input_shape=shapes, route="onnx")
+    model = onnx.load(tmp_path / "plug" / "model.onnx", load_external_data=False)
+    assert {node.op_type for node in model.graph.node if node.domain == "ascend"} == {"FlashAttentionScore"}
