@@ -549,7 +549,7 @@ def no_quantisation(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 rules.values(14, "inner_precise", (0, 1), wanted="0 (high precision) or 1 (high performance)")
-rules.shared(15, "softcap", softcap)
+rules.shared(15, "softcap", softcap, "cpu_softcap is 0 or in the range in which the kernels compute it exactly enough.")
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:

@@ -275,7 +275,8 @@ class IncreFlashMatcher:
         if empty not in ("", "mean"):
             what = {"nan": "is NaN", "zero": "is 0"}.get(empty, "is not masked at all")
             hint = NO_EMPTY_ROWS_HINT
-            raise self._other(f"a row that is masked everywhere {what}", hint)
+            reason = f"a row that is masked everywhere {what} in the model, and the mean of the values there"
+            raise self._other(reason, hint)
         if scored or self.match.mask.bias:
             raise self._other("it has a bias beside its mask")
         if not self._masks_dominate():

@@ -234,7 +234,7 @@ def test_the_report_says_why_ascend_does_not_decode(rows: str, assume: tuple[str
     model = parse(body, inputs=inputs, outputs=outputs, initializers="<float low={-inf}>")
     report = fuse(ir.serde.deserialize_model(model), Options("ascend", assume=frozenset(assume)))
     assert report.blocks[0].op == "FlashAttentionScore"
-    lines = [line for line in report.missed if "not incre" in line]
+    lines = [line for line in report.missed if "missed IncreFlashAttention" in line]
     assert len(lines) == bool(words)
     assert all(words in line and "try: --assume masks-dominate" in line for line in lines)
 
