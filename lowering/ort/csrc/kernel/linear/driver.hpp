@@ -177,6 +177,7 @@ class Driver {
     chunk.prepare();
     bool any = false;
     for (int64_t n = first; n < end; ++n) {
+      prefetch_next(tokens, n - first, end - first);
       const bool whole = shape_.columns(n) == kPanel;
       const bool in_place = whole && p_.value.type == Type::float32, out_in_place = whole && p_.out.type == Type::float32;
       if (!in_place) read_values(tokens, n, s.values);
@@ -201,6 +202,20 @@ class Driver {
     decay_reads(p_, shape_, tokens.count, s);
     for (int64_t n = first; n < end; ++n) {
       if (s.redo[n - first] != 0) run_steps(tokens, n, panel_of(s, 0, n - first), panel_of(s, 1, n - first), s);
+    }
+  }
+
+  // Prefetches one of `parts` parts of the chunk that follows.
+  FA_INLINE void prefetch_rows(const linear::Rows& rows, int64_t token, int64_t head, int64_t count) {
+    const int64_t bytes = rows.type == Type::float32 ? 4 : 2;
+    prefetch_lines(static_cast<const char*>(rows.data) + (token * rows.token + head * rows.head) * bytes, count * bytes);
+  }
+  [[gnu::always_inline]] void prefetch_next(const Tokens& tokens, int64_t part, int64_t parts) const {
+    const int64_t next = tokens.first + tokens.count;
+    for (int64_t t = next + kChunk * part / parts; t < next + kChunk * (part + 1) / parts; ++t) {
+      prefetch_rows(p_.key, t, tokens.head * p_.key_heads / p_.heads, shape_.keys);
+      prefetch_rows(p_.query, t, tokens.head * shape_.group * p_.query_heads / p_.out_heads, shape_.keys);
+      prefetch_rows(p_.value, t, tokens.head, shape_.values);
     }
   }
 
