@@ -107,6 +107,14 @@ def add_around_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.M
     proto.functions.extend(bodies_of([*made, *before], opset))
 
 
+def add_around_functions(model: ir.Model, made: Iterable[str], given: ir.Model) -> None:
+    """What `add_around_bodies` does, for a model that stays in memory as an `ir.Model`."""
+    before = (name for domain, name, _ in given.functions if _is_around_body(domain, name))
+    for function in bodies_of([*made, *before], graph_opset(model.graph)):
+        written = ir.serde.deserialize_function(function)
+        model.functions[written.identifier()] = written
+
+
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
     """What `finish_proto` does, for a model that stays in memory as an `ir.Model`."""
     for node in list(all_nodes(model.graph)):
