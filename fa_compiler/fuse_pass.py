@@ -6,7 +6,12 @@ from typing import Unpack
 
 import onnx_ir as ir
 
-from fa_compiler.lowering.onnx_file import add_functions, restore_graph_operators, to_file_operators
+from fa_compiler.lowering.onnx_file import (
+    add_around_functions,
+    add_functions,
+    restore_graph_operators,
+    to_file_operators,
+)
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.pipeline.fusing import fuse_checked, name_of
@@ -50,4 +55,6 @@ class FuseAttention(ir.passes.FunctionalPass):
             return ir.passes.PassResult(model.clone(), modified=False)
         if self._options.target == "ort":
             add_functions(result, to_file_operators(result, info if self._options.bodies else None))
+        elif self._options.target == "ascend":
+            add_around_functions(result, self.report.around_operators, model)
         return ir.passes.PassResult(result, modified=True)

@@ -168,8 +168,7 @@ def _result(
         functions = to_file_operators(model, info if form == "file with bodies" else None)
     proto = proto_of(loaded, model)
     if form == "graph":
-        made = [line.op for line in report.around if line.op is not None]
-        add_ascend_bodies(proto, made, loaded.proto)
+        add_ascend_bodies(proto, report.around_operators, loaded.proto)
     else:
         finish_proto(proto, functions)
     put_back(proto, loaded.foreign)

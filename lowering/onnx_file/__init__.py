@@ -2,6 +2,7 @@
 
 from fa_compiler.lowering.onnx_file.form import (
     add_ascend_bodies,
+    add_around_functions,
     add_functions,
     finish_proto,
     restore_graph_operators,
@@ -11,6 +12,7 @@ from fa_compiler.lowering.onnx_file.form import (
 
 __all__ = [
     "add_ascend_bodies",
+    "add_around_functions",
     "add_functions",
     "finish_proto",
     "restore_graph_operators",

@@ -132,6 +132,15 @@ def add_ascend_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.M
     proto.functions.extend([*bodies_of([*made, *before], opset), *delta_bodies(nodes, opset)])
 
 
+def add_around_functions(model: ir.Model, made: Iterable[str], given: ir.Model) -> None:
+    """What `add_ascend_bodies` does for the operators around attention, for a model that stays in memory as an
+    `ir.Model`."""
+    before = (name for domain, name, _ in given.functions if domain == DOMAIN and has_body(name))
+    for function in bodies_of([*made, *before], graph_opset(model.graph)):
+        written = ir.serde.deserialize_function(function)
+        model.functions[written.identifier()] = written
+
+
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
     """What `finish_proto` does, for a model that stays in memory as an `ir.Model`."""
     for node in list(all_nodes(model.graph)):

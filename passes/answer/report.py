@@ -490,6 +490,11 @@ class Report(Shown):
         """Was an attention fused, or anything around it?"""
         return bool(self.count("fused")) or any(line.status == "fused" for line in self.around)
 
+    @property
+    def around_operators(self) -> list[str]:
+        """The operators that were emitted around the attention, in alphabetical order."""
+        return sorted({line.op for line in self.around if line.op is not None})
+
     def count(self, status: Status) -> int:
         """How many softmaxes and attention ops have this status; their gradients are not counted again."""
         return sum(block.status == status for block in self.blocks if block.kind != "backward")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+import fa_compiler
 from fa_compiler.passes.answer.report import Code
 from tests.passes.around.running import assert_equal, fused, only_line, operators, others, parse
 
@@ -278,6 +280,16 @@ def test_products_and_releases_without_the_operator() -> None:
         assert line.code == Code.ILLEGAL
         assert word in str(line.reason)
         assert f"around attention: {line}" == report.around_lines[0]
+
+
+def test_the_pass_of_onnx_ir_gives_the_functions_too() -> None:
+    proto = model(NORM + "y = Mul(n, w)")
+    once = fa_compiler.FuseAttention("ascend")(ir.from_proto(proto))
+    assert once.modified
+    assert_equal(proto, ir.to_proto(once.model))
+    again = fa_compiler.FuseAttention("ascend")(once.model)
+    assert not again.modified
+    assert_equal(proto, ir.to_proto(again.model))
 
 
 def test_a_fused_file_is_read_again() -> None:
