@@ -1,8 +1,8 @@
 """The form of fused nodes in ONNX files that other tools read: one output, and a body in standard operators."""
 
 from fa_compiler.lowering.onnx_file.form import (
-    add_ascend_bodies,
     add_around_functions,
+    add_ascend_bodies,
     add_functions,
     finish_proto,
     restore_graph_operators,
@@ -11,8 +11,8 @@ from fa_compiler.lowering.onnx_file.form import (
 )
 
 __all__ = [
-    "add_ascend_bodies",
     "add_around_functions",
+    "add_ascend_bodies",
     "add_functions",
     "finish_proto",
     "restore_graph_operators",
