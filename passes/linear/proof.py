@@ -1,0 +1,257 @@
+"""The proof that a region computes a linear attention, and for which lengths.
+
+A region is evaluated at random points: sizes of one run, and random numbers modulo a prime for what enters it
+(evaluation.py). At the first point the operands are searched for (search.py). At the others the same operands have to
+give the same outputs. What is compared are polynomials, divided by others, of the numbers that enter, and of the
+exponentials of decays; where two of them differ, they are equal at a random point with a chance of their degree divided
+by 2^31. `POINTS` points are looked at.
+
+Lengths: where the number of tokens is the same in every run, the points have that number. Where it is open, points of
+several lengths are looked at:
+
+    1     small lengths, which show a loop
+    2     around each multiple of a chunk size, which is a number that stands in the graph: one more than the multiple
+          before, one more than that, one less, and the multiple itself
+    3     from the first length that the graph takes, up to two chunks beyond the last number of chunks that is right
+
+The graph has no other number that tells lengths apart: its operators treat all lengths between two multiples alike, and
+all numbers of chunks, unless a number of chunks is written into the graph; then it is right for this number only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.linear.arrangement import orders
+from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
+from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
+from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
+from fa_compiler.passes.linear.regions import Region
+from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
+from fa_compiler.passes.linear.tensors import FailedError
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+POINTS = 3
+BATCHES = (3, 2, 5)
+"""The sizes of an open batch, by the number of the point."""
+FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 300, 600, 1200)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """For which numbers of tokens a region is right. `ranges` are those that were proven, each with its last length;
+    None where every length is right. `step` is the number of which every right length is a multiple."""
+
+    ranges: tuple[tuple[int, int], ...] | None = None
+
+
+@dataclass(frozen=True)
+class LinearMatch:
+    """A region that computes a linear attention."""
+
+    region: Region
+    found: Found
+    sizes: Sizes
+    """At the first point. Batch and tokens may differ in other runs."""
+    outputs: tuple[Operand, ...]
+    """The values that hold the output."""
+    states: tuple[State, ...]
+    """The values that hold the last state."""
+    lengths: Lengths = field(default_factory=Lengths)
+
+
+@dataclass(frozen=True)
+class Prover:
+    """Proves one region."""
+
+    region: Region
+    info: ShapeInfo
+    graph: ir.Graph
+
+    def prove(self) -> LinearMatch | None:
+        """The linear attention that the region computes; None where it is none."""
+        batch, tokens = self._open_sizes()
+        lengths: Sequence[int] = FIRST_LENGTHS if tokens else (0,)
+        for length in lengths:
+            try:
+                point = self._point(batch, tokens, length, 0)
+            except FailedError as error:
+                self.trace(length, error)
+                continue
+            match = self._at(point)
+            if match is not None:
+                return self._confirmed(match, batch, tokens, length)
+        return None
+
+    def trace(self, *what: object) -> None:
+        """For debugging."""
+
+    @property
+    def _exponents(self) -> set[ir.Value]:
+        return with_exponents(self.region.nodes)
+
+    def _open_sizes(self) -> tuple[list[str], list[str]]:
+        """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
+        first, others = set[str](), set[str]()
+        for value in self.graph.inputs:
+            for axis, dim in enumerate(self.info.shape(value) or ()):
+                (others if axis else first).update(_names(dim))
+        leaves = [value for node in self.region.nodes for value in node.inputs if value is not None]
+        named = {name for value in leaves for dim in self.info.shape(value) or () for name in _names(dim)}
+        batch = first - others
+        if named <= batch:
+            batch = set()
+        return sorted(batch), sorted((named | first | others) - batch)
+
+    def _point(self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int) -> Evaluation:
+        sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
+        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents)
+        point.run(self.region.nodes, [*self._upstream, *self._downstream])
+        return point
+
+    @property
+    def _upstream(self) -> list[ir.Value]:
+        return upstream(self.region, self.info)
+
+    @property
+    def _downstream(self) -> list[ir.Value]:
+        return downstream(self.region)
+
+    def _at(self, point: Evaluation) -> LinearMatch | None:
+        """What is found at one point."""
+        values = [value for value in self._upstream if _is_tensor(value, point)]
+        results = [value for value in self._downstream if _is_tensor(value, point)]
+        for found, sizes in Search(point, values).find(results):
+            outcome = _outcome(found, point, sizes)
+            if outcome is None:
+                continue
+            covered = self._covered(found, point, sizes, outcome)
+            if covered is not None:
+                return LinearMatch(self.region, found, sizes, *covered)
+        return None
+
+    def _covered(
+        self, found: Found, point: Evaluation, sizes: Sizes, outcome: Outcome
+    ) -> tuple[tuple[Operand, ...], tuple[State, ...]] | None:
+        """The values that hold the output and the last state, from which all exits can be computed without the region's
+        products; None where an exit cannot."""
+        goal = scaled(outcome, found)
+        outputs, states = dict[ir.Value, Operand](), dict[ir.Value, State]()
+        pending, seen = [*self.region.exits], set[ir.Value]()
+        while pending:
+            value = pending.pop()
+            if value in seen or not self.region.depth(value):
+                continue
+            seen.add(value)
+            if (output := _as_output(value, point, sizes, goal)) is not None:
+                outputs[value] = output
+                continue
+            if (state := _as_state(value, point, sizes, outcome.state)) is not None:
+                states[value] = state
+                continue
+            node = value.producer()
+            if node is None or not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Concat"):
+                self.trace("not covered", value.name)
+                return None
+            pending.extend(each for each in node.inputs if each is not None)
+        return tuple(outputs.values()), tuple(states.values())
+
+    def _confirmed(
+        self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int
+    ) -> LinearMatch | None:
+        """The match after it was proven at other points."""
+        for number in range(1, POINTS):
+            if not self._holds(match, batch, tokens, length, number):
+                self.trace("not confirmed")
+                return None
+        return match
+
+    def _holds(
+        self, match: LinearMatch, batch: Iterable[str], tokens: Iterable[str], length: int, number: int
+    ) -> bool:
+        """Is the match right at another point?"""
+        try:
+            point = self._point(batch, tokens, length, number)
+            is_open = bool(batch) and match.sizes.batch == BATCHES[0]
+            own = BATCHES[number % len(BATCHES)] if is_open else match.sizes.batch
+            sizes = _sizes_at(match.found, match.sizes, point, own)
+            outcome = None if sizes is None else _outcome(match.found, point, sizes)
+            if sizes is None or outcome is None:
+                return False
+            return _agrees(match, point, sizes, outcome)
+        except FailedError:
+            return False
+
+
+def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> bool:
+    """Do all outputs and states of a match hold what the recurrence gives?"""
+    goal = scaled(outcome, match.found)
+    for output in match.outputs:
+        array = read(output, point, sizes)
+        if array is None or not (columns(array) == goal).all():
+            return False
+    for state in match.states:
+        array = read_state(state, point, sizes)
+        if array is None or not (columns(array) == outcome.state).all():
+            return False
+    return True
+
+
+def _outcome(found: Found, point: Evaluation, sizes: Sizes) -> Outcome | None:
+    tokens = tokens_of(found, point, sizes)
+    return None if tokens is None else recurrence(tokens)
+
+
+def _is_tensor(value: ir.Value, point: Evaluation) -> bool:
+    try:
+        return point.tensor(value).numbers() is not None
+    except FailedError:
+        return False
+
+
+def _sizes_at(found: Found, first: Sizes, point: Evaluation, batch: int) -> Sizes | None:
+    """The sizes at a point with this batch, where those at the first point are known: the tokens are what is left."""
+    count = int(np.prod(point.tensor(found.output.value).shape, dtype=np.int64))
+    each = batch * first.heads * first.value
+    return replace(first, batch=batch, tokens=count // each) if each and count and count % each == 0 else None
+
+
+def _as_output(value: ir.Value, point: Evaluation, sizes: Sizes, goal: np.ndarray) -> Operand | None:
+    """A value as the output, where it is that."""
+    if not _is_tensor(value, point):
+        return None
+    own = {"b": sizes.batch, "t": sizes.tokens, "h": sizes.heads, "e": sizes.value}
+    for order in orders(point.tensor(value).shape, own):
+        operand = Operand(value, order, sizes.heads)
+        array = read(operand, point, sizes)
+        if array is not None and (columns(array) == goal).all():
+            return operand
+    return None
+
+
+def _as_state(value: ir.Value, point: Evaluation, sizes: Sizes, last: np.ndarray) -> State | None:
+    """A value as the last state, where it is that."""
+    if not _is_tensor(value, point):
+        return None
+    own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
+    for order in orders(point.tensor(value).shape, own):
+        array = read_state(State(value, order), point, sizes)
+        if array is not None and (columns(array) == last).all():
+            return State(value, order)
+    return None
+
+
+def _names(dim: Dim) -> Iterator[str]:
+    """The names of the sizes in a size that differ from run to run."""
+    for atom in dim.atoms:
+        if atom.args:
+            for arg in atom.args:
+                yield from _names(arg)
+        else:
+            yield atom.name
