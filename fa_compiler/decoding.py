@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size, rows_of, sizes_of_rows
+from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size, handed_on, rows_of, sizes_of_rows
 from fa_compiler.comparison.feeds import index_bounds, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
@@ -23,6 +23,7 @@ from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import ModelLike, read_proto
+from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]
@@ -52,6 +53,7 @@ OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind"
 """What ONNX Runtime says of an index that is too large."""
 
 _LEFT_OUT = ", and the session makes it if it is left out"
+_TRIMMED = "; caches that hold only the last tokens of a window are given with take_caches(.., length=all tokens)"
 
 
 class DecodingSession:
@@ -99,6 +101,7 @@ class DecodingSession:
         self._lengths = {cache.length for cache in self.caches_by_input.values() if cache.length is not None}
         self._has_encoder = any("encoder" in name or "cross" in name for name in self._inputs)
         self._presents = {cache.present: cache for cache in self.caches_by_input.values()}
+        self._handed_on = handed_on(proto)
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._declared = {info.name: info for info in proto.graph.output}
         self._bounds = index_bounds(proto.graph)
@@ -118,7 +121,7 @@ class DecodingSession:
 
     def makes(self, name: str) -> bool:
         """Whether the session makes this input itself, if a step is not given it."""
-        if name in self._lengths:
+        if name in self._lengths or name in self._handed_on:
             return True
         rank = len(self._inputs[name].type.tensor_type.shape.dim)
         if name == "attention_mask":
@@ -147,6 +150,8 @@ class DecodingSession:
         self._values: dict[str, ort.OrtValue] = {}
         self._memory: dict[str, Array] = {}
         self._last: dict[str, Array] = {}
+        self._filled: dict[str, int] = {}
+        self._least, self._is_proven = 0, True
 
     def step(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """Run the model on new tokens, one or several, and append them to the caches.
@@ -179,6 +184,8 @@ class DecodingSession:
                 self.reset()  # the caches of another batch may be right
             raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}{self._hint(error, new)}") from None
         found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        if not self._is_proven:
+            self._check_filled(values, found)
         for present, cache in self._presents.items():
             if cache.past not in self._memory and not (cache.kind == "kept" and self._length):
                 self._values[cache.past] = found[present]
@@ -186,7 +193,37 @@ class DecodingSession:
         self._last = {
             name: feeds[name] for name in CONTINUED if name in feeds and len(feeds[name].shape) == BY_SEQUENCE
         }
-        return {name: from_ort(value) for name, value in found.items() if name not in self._presents}
+        return {name: from_ort(found[name]) for name in self._told}
+
+    @property
+    def _told(self) -> list[str]:
+        """The outputs that a step returns."""
+        kept = {*self._presents, *self._handed_on.values()}
+        return [name for name in self._outputs if name not in kept]
+
+    def _check_filled(self, feeds: Mapping[str, ort.OrtValue], found: Mapping[str, ort.OrtValue]) -> None:
+        """Raise InputError if a step's outputs depend on the rows that `take_caches` put in front of a window."""
+        zeros = dict(self._values)
+        for name, count in self._filled.items():
+            array = np.array(from_ort(zeros[name]))
+            _rows(array, self.caches_by_input[name], count)[...] = 1
+            self._values[name] = to_ort(array)
+        try:
+            binding = self._session.io_binding()
+            for name, value in (*feeds.items(), *self._values.items()):
+                binding.bind_ortvalue_input(name, value)
+            for name in self._outputs:
+                binding.bind_output(name)
+            self._session.run_with_iobinding(binding)
+            again = dict(zip(self._outputs, binding.get_outputs(), strict=True))
+        finally:
+            self._values = zeros
+        if any(from_ort(found[name]).tobytes() != from_ort(again[name]).tobytes() for name in self._told):
+            raise InputError(
+                f"{self.name} reads tokens that a cache does not hold, so that no window excludes them; give caches of "
+                f"all {self._length} tokens (fewer are in {first_of(list(self._filled))})"
+            )
+        self._is_proven = True
 
     def _binding(self, feeds: Mapping[str, ort.OrtValue]) -> ort.IOBinding:
         """A binding of the inputs and the caches, in which a buffer is past and present."""
@@ -205,19 +242,50 @@ class DecodingSession:
     def caches(self) -> dict[str, Array]:
         """Copies of the caches by the names of the inputs: the rows of the tokens that they hold."""
         return {
-            name: np.array(_rows(from_ort(value), self.caches_by_input[name], self._length))
+            name: np.array(_rows(from_ort(value), self.caches_by_input[name], self._length, self._filled.get(name, 0)))
             for name, value in self._values.items()
         }
 
-    def take_caches(self, caches: Mapping[str, npt.ArrayLike]) -> None:
+    def take_caches(self, caches: Mapping[str, npt.ArrayLike], *, length: int | None = None) -> None:
         """Go on with the caches of another session (its `caches`) or model, by the names of this model's inputs.
 
         The outputs of a prompt's model that transformers exports may be given as they are: its `cache.layers.0.keys` is
         this model's `input.cache.layers.0.keys`.
 
+        Args:
+            caches: an array for each cache.
+            length: the number of tokens so far, where caches hold fewer rows: those of a layer with a window may hold
+                the last ones only, as torch keeps them. Zeros take the place of the others. The next step runs twice,
+                with other numbers in these places, to see that the window excludes them.
+
         Raises:
-            InputError: a cache is missing or does not fit, or the caches hold different numbers of tokens.
+            InputError: a cache is missing or does not fit, the caches hold different numbers of tokens and no `length`
+                is given, or they hold more tokens. The next step raises it if it reads what a cache does not hold.
         """
+        arrays = self._given_caches(caches)
+        lengths = {
+            name: array.shape[self.caches_by_input[name].axis]
+            for name, array in arrays.items()
+            if self.caches_by_input[name].has_tokens
+        }
+        count = _all_tokens(lengths, length)
+        batches = {name: array.shape[0] for name, array in arrays.items() if self._is_batch_first(name)}
+        _check_equal(batches, "are of different numbers of sequences", "is of")
+        taken = self.another()
+        taken._length, taken._batch = count, next(iter(batches.values()), None)
+        taken._filled = {name: count - rows for name, rows in lengths.items() if rows < count}
+        taken._least, taken._is_proven = (count, False) if taken._filled else (0, True)
+        room = taken._capacity(count)
+        for name, held in arrays.items():
+            array = _with_rows_in_front(held, self.caches_by_input[name].axis, taken._filled.get(name, 0))
+            if self.caches_by_input[name].is_one_buffer:
+                taken._hold(name, array, room)
+            else:
+                taken._values[name] = to_ort(np.array(array))
+        vars(self).update(vars(taken))
+
+    def _given_caches(self, caches: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
+        """The caches of a caller in the types of the model. Raises InputError."""
         if not isinstance(caches, Mapping):
             raise InputError("the caches are arrays by the names of inputs, such as the `caches` of another session")
         arrays: dict[str, Array] = {}
@@ -227,30 +295,7 @@ class DecodingSession:
                 raise InputError(f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})")
             arrays[name] = self._array("the caches", name, given[name])
             self._check_shape("the cache", name, arrays[name], cache.axis)
-        lengths = {
-            name: array.shape[self.caches_by_input[name].axis]
-            for name, array in arrays.items()
-            if self.caches_by_input[name].has_tokens
-        }
-        _check_equal(lengths, "hold different numbers of tokens", "holds")
-        batches = {name: array.shape[0] for name, array in arrays.items() if self._is_batch_first(name)}
-        _check_equal(batches, "are of different numbers of sequences", "is of")
-        length = next(iter(lengths.values()), 0)
-        taken = self.another()
-        taken.room, taken._length, taken._batch = self.room, length, next(iter(batches.values()), None)
-        room = taken._capacity(length)
-        for name, array in arrays.items():
-            if self.caches_by_input[name].is_one_buffer:
-                taken._hold(name, array, room)
-            else:
-                taken._values[name] = to_ort(np.array(array))
-        self._length, self._batch, self._values, self._memory = (
-            taken._length,
-            taken._batch,
-            taken._values,
-            taken._memory,
-        )
-        self._last = {}
+        return arrays
 
     def _check_shape(self, what: str, name: str, array: Array, free: int | None = None) -> None:
         """Raise InputError for an array with another number of dimensions, or another fixed size, than the input.
@@ -279,6 +324,11 @@ class DecodingSession:
         if not length:
             self.reset()
             return
+        if length < self._least:
+            raise InputError(
+                f"'{next(iter(self._filled))}' was given with the last tokens of its window, so that of the first "
+                f"{self._least} none can be forgotten; reset() begins anew"
+            )
         states = [name for name, cache in self.caches_by_input.items() if cache.kind == "state"]
         if states and length < self._length:
             raise InputError(
@@ -355,13 +405,21 @@ class DecodingSession:
         )
         if not fits:
             wanted = f"with {self._tokens(new)} it has {list(made.shape)}"
-            raise InputError(f"'{name}' has the shape {list(array.shape)}; {wanted}{_LEFT_OUT}")
+            follows_caches = self._length and not self._last  # nobody has told of a mask or of positions yet
+            hint = _TRIMMED if follows_caches and array.size > made.size else ""
+            raise InputError(f"'{name}' has the shape {list(array.shape)}; {wanted}{_LEFT_OUT}{hint}")
 
     def _check_indices(self, feeds: Mapping[str, Array], new: int) -> None:
         """Raise InputError for a token or a position that the model's table does not have."""
         for name, bound in self._bounds.items():
             array = feeds.get(name)
-            if array is None or not array.size or int(array.max()) < bound:
+            if array is None or not array.size:
+                continue
+            if int(array.min()) < -bound:
+                raise InputError(
+                    f"'{name}' holds {array.min()}, and {self.name} knows the numbers from {-bound} upwards"
+                )
+            if int(array.max()) < bound:
                 continue
             if name in POSITIONS:
                 raise InputError(
@@ -388,7 +446,9 @@ class DecodingSession:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(info.type.tensor_type.elem_type)
         rank = len(info.type.tensor_type.shape.dim)
         made: Array
-        if name in self._lengths or name == "past_sequence_length":
+        if name in self._handed_on:
+            made = np.zeros([])
+        elif name in self._lengths or name == "past_sequence_length":
             made = np.full([1] * rank, held)
         elif name == SWITCH:
             made = np.full([1] * rank, held > 0)
@@ -507,11 +567,22 @@ def _type(value: object) -> str:
     return "None" if value is None else f"of type {type(value).__name__}"
 
 
-def _check_equal(numbers: Mapping[str, int], what: str, verb: str) -> None:
+def _all_tokens(lengths: Mapping[str, int], length: int | None) -> int:
+    """The number of tokens that caches of these lengths stand for. Raises InputError."""
+    if length is None:
+        _check_equal(lengths, "hold different numbers of tokens", "holds", _TRIMMED)
+        return next(iter(lengths.values()), 0)
+    _check_number("length", length, 1)
+    if (most := max(lengths.values(), default=0)) > length:
+        raise InputError(f"the caches hold {most} tokens, which is more than length={length}")
+    return length
+
+
+def _check_equal(numbers: Mapping[str, int], what: str, verb: str, hint: str = "") -> None:
     """Raise InputError for caches that do not have one number in common."""
     if len(set(numbers.values())) > 1:
         told = ", ".join(f"'{name}' {verb} {number}" for name, number in numbers.items())
-        raise InputError(f"the caches {what}: {told}")
+        raise InputError(f"the caches {what}: {told}{hint}")
 
 
 def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> None:
@@ -559,11 +630,21 @@ def _needs_library(domains: Iterable[str]) -> bool:
     return not set(op_registry.DOMAINS).isdisjoint(domains)
 
 
-def _rows(array: Array, cache: Cache, count: int) -> Array:
-    """A view of the first rows of a cache; a cache without a row for each token is whole."""
+def _rows(array: Array, cache: Cache, count: int, start: int = 0) -> Array:
+    """A view of the first rows of a cache, up to the number `count` and from the number `start` on; a cache without a
+    row for each token is whole."""
     if not cache.has_tokens:
         return array
-    return array[(slice(None),) * cache.axis + (slice(count),)]
+    return array[(slice(None),) * cache.axis + (slice(start, count),)]
+
+
+def _with_rows_in_front(array: Array, axis: int, count: int) -> Array:
+    """The array with so many rows of zeros in front."""
+    if not count:
+        return array
+    shape = list(array.shape)
+    shape[axis] = count
+    return np.concatenate([np.zeros(shape, array.dtype), array], axis)
 
 
 def _filled(shape: Sequence[int], known: Sequence[int]) -> list[int]:

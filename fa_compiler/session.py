@@ -102,6 +102,10 @@ class InferenceSession(OwnSession):
         if refused is not None:
             warnings.warn(f"loaded without fusing: {refused}", stacklevel=2)
 
+    def __repr__(self) -> str:
+        """The name of the model, and how much of its attention is fused."""
+        return f"<InferenceSession {self.fusion_report.outcome if self.fusion_report else 'without fusion'}>"
+
     def set_providers(self, providers: Any = None, provider_options: Any = None) -> None:
         """As in ONNX Runtime. The fused model is loaded again."""
         with self._weights():

@@ -10,7 +10,8 @@ import re
 import sys
 from collections.abc import Iterator
 
-from fa_compiler.op_registry.registry import extensions_of, operator
+from fa_compiler.op_registry.diagnostic import GENERIC
+from fa_compiler.op_registry.registry import extensions_of, get, operator
 from fa_compiler.op_registry.spec import AttrSpec, InputSpec, Kind, OpSpec, OutputSpec
 
 
@@ -26,6 +27,12 @@ def of_operator(spec: OpSpec) -> str:
         *(f"{number}: {text}" for number, text, _ in _constraints(spec.name)),
     ]
     return "\n".join(line for line in lines if line)
+
+
+def constraints(op: str) -> list[tuple[str, str]]:
+    """The number of each constraint that a message may name, and what it demands. Raises UnknownOp."""
+    every = "required inputs and attributes are present, and names, types and the product are known"
+    return [(GENERIC, every), *((number, text) for number, text, _ in _constraints(get(op).name))]
 
 
 def of_input(spec: OpSpec, entry: InputSpec) -> str:
@@ -58,8 +65,8 @@ def _about(spec: OpSpec, name: str) -> Iterator[str]:
 def _constraints(op: str) -> tuple[tuple[str, str, frozenset[str]], ...]:
     """The number of each constraint, its sentences, and the words in them."""
     rules = operator(op).rules
-    texts = ((f"{rules.prefix}.{number}", _plain(rule.check.__doc__)) for number, rule in sorted(rules.table.items()))
-    return tuple((number, text, _words(text)) for number, text in texts if text)
+    texts = ((f"{rules.prefix}.{number}", rule.text) for number, rule in sorted(rules.table.items()))
+    return tuple((number, text, _words(text)) for number, text in texts)
 
 
 def _plain(text: str | None) -> str:

@@ -72,9 +72,12 @@ LISTED = 100
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown `name`: the closest known name, or all known names if they are few."""
+    """The end of a message about an unknown `name`: the known name that it begins, where all others that it begins are
+    longer forms of that one, else the closest known name, or all known names if they are few."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    begun = [other for other in names if name and other.startswith(name)]
+    whole = all(other.startswith(begun[0]) for other in begun)
+    close = begun[:1] if begun and whole else difflib.get_close_matches(name, names, n=1)
     if close:
         return f", did you mean {close[0]!r}?"
     return f"; known are {', '.join(names)}" if 0 < len(names) <= LISTED else ""

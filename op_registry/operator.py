@@ -45,13 +45,20 @@ class Operator:
 
     `variants` are its prototypes, oldest first, except that the variant used by default is always the last. `infer`
     gives types and shapes of the outputs. `rules` are the numbered constraints. `kernel` describes the CPU kernel, or
-    is None if there is none.
+    is None if there is none. `is_attention` is False for an operator that computes a part of the block around
+    attention, such as a norm.
     """
 
     variants: tuple[OpSpec, ...]
     infer: ShapeFunction
     rules: Rules
     kernel: CpuKernel | None
+    is_attention: bool = True
+
+    @property
+    def of_ascend(self) -> bool:
+        """Whether Ascend has the operator. The others are this project's own, and run in ONNX Runtime alone."""
+        return any(variant.products for variant in self.variants)
 
     @property
     def name(self) -> str:

@@ -55,6 +55,12 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(_registry()))
 
 
+@cache
+def attention_names() -> tuple[str, ...]:
+    """The operators that compute attention, a part of it or its gradient, in alphabetical order."""
+    return tuple(name for name in names() if operator(name).is_attention)
+
+
 def operator(op_type: str) -> Operator:
     """The record of an operator. Raises UnknownOp."""
     try:

@@ -1,11 +1,13 @@
-"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient."""
+"""The fusion over a whole model. The report has a block for each softmax, attention operator and fused gradient. For
+Ascend it has a line for each norm and gated activation around them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -13,8 +15,22 @@ from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
 from fa_compiler.passes.answer.budget import limited, limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
-from fa_compiler.passes.answer.report import Block, CacheLine, Code, Kind, Missed, MissedCode, Progress, Report, Status
+from fa_compiler.passes.answer.report import (
+    Around,
+    Block,
+    CacheLine,
+    Code,
+    Kind,
+    Missed,
+    MissedCode,
+    Progress,
+    Report,
+    Status,
+)
+from fa_compiler.passes.around import fuse_around
 from fa_compiler.passes.attention_ops import ConvertedOp, OpConverter, convert, is_attention_op
+from fa_compiler.passes.attention_ops.direct import Direct
+from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear, is_convolution_op, is_linear_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
@@ -54,6 +70,7 @@ OUTCOMES: dict[Code, tuple[Kind, Status]] = {
     Code.LINEAR: ("no_softmax", "linear_attention"),
 }
 """The kind and status of blocks that are no declined attention with a softmax."""
+Replacing = Callable[[ir.Node, Facts, Builder], Direct]
 CONTRIB = "com.microsoft"
 """The domain of ONNX Runtime's operators."""
 
@@ -66,12 +83,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     started = time.perf_counter()
     options = options or Options()
     dropped = inline_functions(model)
-    refusal: Decline | None = None
     given = graph_opset(model.graph)
-    if options.target == "onnx":
-        wanted = options.opset or ATTENTION_SINCE
-        refusal = attempt(lambda: raise_opset(model, wanted))
-        options = replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET))
+    options, refusal = _with_raised_opset(model, options)
     graphs = remember_versions(model)
     info = analyse(model)
     names = Names.of(graphs)
@@ -94,7 +107,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
-    if any(block.status == "fused" for block in blocks):
+    around = list(chain.from_iterable(map(run.fuse_around, graphs)))
+    if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
         _import_operators(model, options)
         run.notes.extend(corrected)
     else:
@@ -108,7 +122,18 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         seconds=time.perf_counter() - started,
         notes=run.notes,
         caches=caches,
+        around=around,
     )
+
+
+def _with_raised_opset(model: ir.Model, options: Options) -> tuple[Options, Decline | None]:
+    """Raise the model to the opset that the target onnx needs. Returns the options with this opset, and why it could
+    not be raised."""
+    if options.target != "onnx":
+        return options, None
+    wanted = options.opset or ATTENTION_SINCE
+    refusal = attempt(lambda: raise_opset(model, wanted))
+    return replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET)), refusal
 
 
 def _import_operators(model: ir.Model, options: Options) -> None:
@@ -158,6 +183,12 @@ class _Run:
             self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
         return blocks, caches
 
+    def fuse_around(self, graph: ir.Graph) -> list[Around]:
+        """Fuse the norms and gated activations of one graph."""
+        if not self.facts.options.fuses_around or not graph.outputs or self.opset > NEWEST_OPSET:
+            return []
+        return fuse_around(graph, self.facts, self.names)
+
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
@@ -192,7 +223,7 @@ class _Run:
         return [block for group in groups.values() for block in group]
 
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
-        known = node in found.anchors or node in found.declined
+        known = node in found.anchors or node in found.declined or is_linear_op(node) or is_convolution_op(node)
         return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
 
     def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
@@ -201,6 +232,10 @@ class _Run:
             return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
         if is_attention_op(node):
             return [self._convert(node, rewriter)]
+        if is_linear_op(node):
+            return [self._replace(node, rewriter, "no_softmax", convert_linear)]
+        if is_convolution_op(node):
+            return [self._replace(node, rewriter, "convolution", convert_convolution)]
         if (decline := found.declined.get(node)) is not None:
             return [self._declined_block(label(node) or "", decline)]
         return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
@@ -408,6 +443,27 @@ class _Run:
                 new = rewriter.builder.alias(new)
             replace_value(old, new, rename=named)
         return self._fused_block(name, converted.match, fused)
+
+    def _replace(self, node: ir.Node, rewriter: Rewriter, kind: Kind, replacing: Replacing) -> Block:
+        """Replace a ready-made operator by one node and return its block."""
+        name = label(node) or ""
+        build = partial(replacing, node, self.facts, rewriter.builder)
+        made = limited_attempt(node, lambda: rewriter.attempt(build))
+        if isinstance(made, Decline):
+            return replace(self._declined_block(name, made), kind=kind)
+        rewriter.adopt(node, made.node)
+        return Block(
+            id=0,
+            kind=kind,
+            anchor=name,
+            status="fused",
+            op=made.node.op_type,
+            node=made.node.name,
+            layout=made.layout,
+            mask=made.mask,
+            rule=made.rule,
+            heads=made.heads,
+        )
 
     def _declined_block(self, name: str, decline: Decline) -> Block:
         if decline.culprit is not None and decline.culprit.name in self.prepared:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
-from fa_compiler.op_registry import get, variants
+from fa_compiler.op_registry import get, operator, variants
 from fa_compiler.op_registry.ops.flash_linear_attention import UPDATE_RULES
 from tests.prompt_problems import FIA, PFA, Problem, drawn
 
@@ -40,9 +40,9 @@ class Case(NamedTuple):
 
 
 def corrupted(seed: int, count: int, operators: tuple[str, ...] = ()) -> Iterator[Case]:
-    """`count` calls, of all operators in turn or of those named."""
+    """`count` calls, of all operators that have a kernel in turn, or of those named."""
     rng = np.random.default_rng(seed)
-    names = [name for name in BASES if not operators or name in operators]
+    names = [name for name in BASES if name in (operators or WITH_KERNEL)]
     for n in range(count):
         op_type = names[n % len(names)]
         inputs, attrs = _pick(rng, BASES[op_type])(rng)
@@ -349,7 +349,7 @@ def _linear(rng: Rng) -> Parts:
         attrs["scale"] = 0.7
     if rng.integers(0, 4) == 0:  # the same tokens as sequences of one row
         for name in inputs.keys() - {"past_state"}:
-            inputs[name] = inputs[name].reshape(1, b * t, -1)
+            inputs[name] = inputs[name].reshape(1, b * t, inputs[name].shape[2])
         inputs["cu_seqlens"] = np.array([0, t, b * t], np.int32)
     return inputs, attrs
 
@@ -368,6 +368,114 @@ def _convolution(rng: Rng) -> Parts:
     return inputs, {"activation": str(_pick(rng, ("none", "silu"))), "channels_last": last}
 
 
+def _norm(names: tuple[str, ...]) -> Callable[[Rng], Parts]:
+    def norm(rng: Rng) -> Parts:
+        dtype, shape = _half(rng), _pick(rng, ((2, 3, 16), (5, 16), (16,), (2, 3, 4, 8)))
+        gamma = shape[-int(rng.integers(1, len(shape) + 1)) :]
+        inputs = {name: _floats(rng, *shape, dtype=dtype) for name in names}
+        wide = names == ("x",) and rng.integers(0, 3) == 0
+        inputs["gamma"] = _floats(rng, *gamma, dtype=np.float32 if wide else dtype)
+        return inputs, {"epsilon": _pick(rng, (1e-6, 1e-5, 0.0))}
+
+    return norm
+
+
+def _gated(rng: Rng) -> Parts:
+    shape, dim = _pick(rng, (((2, 3, 16), -1), ((5, 8), 1), ((4, 3), 0), ((6,), -1), ((2, 4, 5), -2)))
+    return {"x": _floats(rng, *shape, dtype=_half(rng))}, {"dim": dim}
+
+
+BF16 = ml_dtypes.bfloat16
+
+
+def _delta(rng: Rng, lengths: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The tokens of a gated delta rule, and the shape of a state."""
+    tokens, size, width = int(lengths.sum()), 4, 6
+    key_heads, heads = _pick(rng, ((2, 2), (2, 4), (1, 3)))
+    inputs = {
+        "query": _floats(rng, tokens, key_heads, size, dtype=BF16),
+        "key": (0.3 * _floats(rng, tokens, key_heads, size)).astype(BF16),
+        "value": _floats(rng, tokens, heads, width, dtype=BF16),
+        "beta": rng.uniform(0, 1, (tokens, heads)).astype(BF16),
+        "actual_seq_lengths": lengths.astype(np.int32),
+    }
+    if rng.integers(0, 4):
+        inputs["g"] = rng.uniform(-1, 0, (tokens, heads)).astype(np.float32)
+    return inputs, (heads, width, size)
+
+
+def _chunks(rng: Rng) -> Parts:
+    inputs, state = _delta(rng, rng.permutation([1, 3, 5])[:2])
+    inputs["initial_state"] = _floats(rng, 2, *state, dtype=_pick(rng, (BF16, BF16, np.float32)))
+    return inputs, {"scale_value": 0.5} if rng.integers(0, 2) else {}
+
+
+def _recurrence(rng: Rng) -> Parts:
+    lengths = rng.permutation([1, 3, 2])[:2]
+    inputs, state = _delta(rng, lengths)
+    tokens, (heads, _, size) = int(lengths.sum()), state
+    inputs["state"] = _floats(rng, tokens + 2, *state, dtype=_pick(rng, (BF16, BF16, np.float32)))
+    inputs["ssm_state_indices"] = rng.permutation(tokens + 2)[:tokens].astype(np.int32)
+    if rng.integers(0, 3) == 0:
+        inputs["gk"] = rng.uniform(-1, 0, (tokens, heads, size)).astype(np.float32)
+    if rng.integers(0, 3) == 0:
+        inputs["num_accepted_tokens"] = np.maximum(lengths - 1, 1).astype(np.int32)
+    return inputs, {"scale_value": 0.5} if rng.integers(0, 2) else {}
+
+
+def _line_convolution(rng: Rng) -> Parts:
+    """A prompt, a step, or a step behind accepted tokens."""
+    dtype, kind, k, dim, length = _pick(rng, (np.float16, BF16)), int(rng.integers(0, 3)), 4, 64, 6
+    inputs = {
+        "x": _floats(rng, 2, (3, 1, 2)[kind], dim, dtype=dtype),
+        "weight": _floats(rng, k if kind == 2 else int(rng.integers(2, 5)), dim, dtype=dtype),
+        "conv_states": _floats(rng, 5, length, dim, dtype=dtype),
+    }
+    if kind == 0 and rng.integers(0, 2):
+        inputs["initial_state_mode"] = rng.integers(0, 2, 2).astype(np.int32)
+    if kind == 2:
+        inputs["num_accepted_tokens"] = np.array([1, 2], np.int32)
+    if kind != 1 and rng.integers(0, 2):
+        inputs["x"] = inputs["x"].reshape(-1, dim)
+        inputs["query_start_loc"] = np.array([0, 1, len(inputs["x"])], np.int32)
+    if rng.integers(0, 2):
+        inputs["bias"] = _floats(rng, dim, dtype=dtype)
+    if rng.integers(0, 2):
+        inputs["cache_indices"] = rng.permutation(5)[:2].astype(np.int32)
+    return inputs, {"activation_mode": str(_pick(rng, ("silu", "none")))}
+
+
+def _added_convolution(rng: Rng) -> Parts:
+    """A prompt or a step, now and then with the states of blocks."""
+    dtype, dim, s = _pick(rng, (np.float16, BF16)), 64, 4
+    inputs = {
+        "x": _floats(rng, 2, s, dim, dtype=dtype),
+        "weight": _floats(rng, 3, dim, dtype=dtype),
+        "conv_states": _floats(rng, 8, s + 1, dim, dtype=dtype),
+    }
+    attrs: dict[str, Any] = {"residual_connection": int(rng.integers(0, 2))}
+    if rng.integers(0, 2):
+        inputs["x"] = inputs["x"].reshape(-1, dim)
+        inputs["query_start_loc"] = np.array([0, s - 1, 2 * s], np.int32)
+        attrs["max_query_len"] = s + 1
+    extras = _extras(rng, 4)
+    if 1 in extras:
+        inputs["num_accepted_tokens"] = np.array([1, 2], np.int32)
+    if 2 in extras:
+        inputs["num_computed_tokens"] = np.array([0, 1], np.int32)
+        attrs["conv_mode"] = int(rng.integers(0, 2))
+    if 3 in extras:  # blocks of two tokens, of which each sequence has filled one
+        inputs["num_computed_tokens"] = np.array([2, 2], np.int32)
+        inputs["cache_indices"] = rng.permutation(8)[:6].reshape(2, 3).astype(np.int32)
+        first, last = np.array([1, 1], np.int32), np.array([2, 2], np.int32)
+        inputs |= {"block_idx_first_scheduled_token": first, "block_idx_last_scheduled_token": last}
+        inputs["initial_state_idx"] = np.array([0, 0], np.int32)
+        attrs["block_size"] = 2
+    elif rng.integers(0, 2):
+        inputs["cache_indices"] = rng.permutation(8)[:2].astype(np.int32)
+    return inputs, attrs
+
+
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
@@ -383,7 +491,18 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "SparseLightningIndexerGradKLLoss": (_loss,),
     "FlashLinearAttention": (_linear,),
     "ShortConvolution": (_convolution,),
+    "RmsNorm": (_norm(("x",)),),
+    "AddRmsNorm": (_norm(("x1", "x2")),),
+    "SwiGlu": (_gated,),
+    "ChunkGatedDeltaRule": (_chunks,),
+    "RecurrentGatedDeltaRule": (_recurrence,),
+    "CausalConv1d": (_line_convolution,),
+    "FusedCausalConv1d": (_added_convolution,),
 }
+WITH_KERNEL = tuple(name for name in BASES if operator(name).kernel is not None)
+
+WITH_KERNEL = tuple(name for name in BASES if operator(name).kernel is not None)
+"""The operators that ONNX Runtime computes here."""
 
 
 # What is done to them.

@@ -17,6 +17,7 @@ from fa_compiler.lowering.ascend.air import AirError
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.graph import Op, Weight
 from fa_compiler.lowering.ascend.infer.graph import infer_model
+from fa_compiler.lowering.onnx_file import restore_graph_operators
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes import Report
 
@@ -36,8 +37,10 @@ class Job:
     folder: Path
 
     def model(self) -> ir.Model:
-        """A fresh IR of the optimised model; weights stay on disk."""
-        return ir.from_proto(self.proto)
+        """A fresh IR of the optimised model, without functions of fused nodes; weights stay on disk."""
+        model = ir.from_proto(self.proto)
+        restore_graph_operators(model)
+        return model
 
     def size_error(self, node: str, sentence: str) -> InputError:
         """The error for a node that cannot take the sizes of its inputs; `sentence` tells the reason."""

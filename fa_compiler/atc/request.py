@@ -12,6 +12,7 @@ from fa_compiler.op_registry.collectives import METHODS
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.soc import SocVersion, soc_version
 from fa_compiler.passes.answer.option import options_of, read_options, told
+from fa_compiler.passes.answer.options import ATTENTION_ONLY
 from fa_compiler.passes.parallel.options import AUTO, AXES
 
 
@@ -91,6 +92,15 @@ class Request:
     )
     precision: str = field(default="origin", metadata=told("ATC's precision_mode_v2 (default origin)", metavar="P"))
     single_op: bool = field(default=False, metadata=told("also one JSON file for each distinct fused operator"))
+    only: str | None = field(
+        default=None,
+        metadata=told(
+            "fuse attention alone: leave the norms and gated activations around it as they are",
+            details='It is "attention" or None. The routes onnx and npu and several ranks always do so.',
+            metavar=ATTENTION_ONLY,
+            completed=(ATTENTION_ONLY,),
+        ),
+    )
     assume: Sequence[str] = ()
     parallel: Parallel | None = None
 
@@ -104,6 +114,7 @@ class AtcKeywords(TypedDict, total=False):
     dynamic_dims: str | Sequence[Sequence[int]] | None
     precision: str
     single_op: bool
+    only: str | None
     sequence_parallel: int | None
     method: str
     axes: Mapping[str, int] | None

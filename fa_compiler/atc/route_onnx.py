@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx
 import onnx_ir as ir
@@ -20,12 +21,12 @@ from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.onnx_route.errors import grouped
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
-from fa_compiler.lowering.ascend.onnx_route.npu import to_npu, to_prompts
+from fa_compiler.lowering.ascend.onnx_route.npu import OP, Replaced, to_npu, to_prompts
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.dtypes import from_onnx
 from fa_compiler.passes.answer.options import EMPTY_BIAS
-from fa_compiler.passes.answer.report import first_of
+from fa_compiler.passes.answer.report import Block, first_of
 from fa_compiler.passes.ir.nodes import all_nodes, remember_versions
 from fa_compiler.passes.values.declared import correct_shapes
 from fa_compiler.passes.values.shapes import analyse
@@ -72,14 +73,27 @@ def build_npu(job: Job) -> RouteResult:
     (model, notes), request = _model(job), job.request
     options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume)
     try:
-        to_prompts(model, options)
+        prompts = to_prompts(model, options)
         fused = _fused(model)
-        to_npu(model, EMPTY_BIAS in options.assume)
+        written = to_npu(model, EMPTY_BIAS in options.assume)
     except UnsupportedModel as error:
         message = str(_input_error(job, error))
         raise InputError(message if OTHER_ROUTES in message else f"{message}; try {OTHER_ROUTES}") from None
+    job.report.blocks = [_as_written(block, prompts, written) for block in job.report.blocks]
     _lower(job, model)
     return _written(job, model, fused, notes)
+
+
+def _as_written(block: Block, prompts: Mapping[str, Replaced], written: Mapping[str, Replaced]) -> Block:
+    """A block of the report with the node that the file has for it."""
+    name = block.node or ""
+    steps = [prompts[name]] if name in prompts else []
+    name = steps[0].node if steps else name
+    if name not in written:
+        return block
+    steps.append(written[name])
+    assumed = dict.fromkeys((*block.assumed, *(word for step in steps for word in step.assumed)))
+    return replace(block, op=OP, node=steps[-1].node, layout=steps[-1].layout, assumed=tuple(assumed))
 
 
 def _check_sizes(job: Job) -> None:
@@ -124,7 +138,8 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str], befor
     if problem is not None:
         raise invalid_result(job.loaded, proto, f"the model for ATC is not valid: {problem}")
     with staging() as stage:
-        write_model(proto, job.loaded, job.folder / FILE, stage, job.report)
+        unfused = "is the model as ATC's parser takes it"
+        write_model(proto, job.loaded, job.folder / FILE, stage, job.report, unfused=unfused)
         stage.commit()
     diagnostics = check(job.folder / FILE)
     serious = [diagnostic for diagnostic in diagnostics if diagnostic.severity is not Severity.NOTE]

@@ -34,6 +34,7 @@ from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Options, Report
+from fa_compiler.passes.answer.options import ATTENTION_ONLY
 from fa_compiler.passes.answer.report import Progress
 from fa_compiler.pipeline.fusing import copy_of
 from fa_compiler.pipeline.fusing import run as optimise
@@ -42,12 +43,12 @@ from fa_compiler.pipeline.options import make_options
 from fa_compiler.version import __version__
 
 SCRIPT = "atc.sh"
-NPU = "npu"
+AIR, NPU = "air", "npu"
 """The route that uses operators of ATC's own parser."""
 SCHEMA = 1
 
 ROUTES: dict[str, Route] = {
-    "air": route_air.build,
+    AIR: route_air.build,
     "onnx": route_onnx.build,
     NPU: route_onnx.build_npu,
 }
@@ -87,8 +88,9 @@ def run(
     """
     check_request(request)
     check_target(output)
-    options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume)
     parallel = request.parallel
+    only = request.only if request.route == AIR else ATTENTION_ONLY
+    options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume, only=only)
     options = dataclasses.replace(options, decoding=request.route != NPU, divided=parallel is not None)
     loaded = load(model)
     _check_types(loaded.proto, request.soc, loaded.name)

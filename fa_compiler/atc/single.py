@@ -23,7 +23,7 @@ from fa_compiler.lowering.ascend.infer.graph import constant
 from fa_compiler.lowering.ascend.single_op import broken_constraints, check_text, to_json
 from fa_compiler.lowering.ascend.single_op.rules import CONSTRAINT
 from fa_compiler.lowering.ascend.single_op.spelling import TYPES, type_spelling
-from fa_compiler.op_registry import get, names
+from fa_compiler.op_registry import get, names, operator
 from fa_compiler.op_registry.dtypes import canonical, to_numpy
 from fa_compiler.op_registry.errors import UnknownOp, suggestion
 from fa_compiler.op_registry.ge_prototypes import ge_operators, ge_prototype
@@ -139,6 +139,8 @@ def by_hand(
 
 def _spec(op_type: str, cann: str | None) -> OpSpec:
     if op_type in names():
+        if not operator(op_type).of_ascend:
+            raise InputError(f"{op_type} is an operator of fa_compiler for ONNX Runtime, which no Ascend product has")
         return get(op_type, cann)
     found = ge_prototype(op_type)
     if found is None:

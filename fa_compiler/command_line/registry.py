@@ -7,6 +7,7 @@ import argparse
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.render import print_table
 from fa_compiler.op_registry import commands, runtimes, variants
+from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.report import printable
 
 
@@ -21,11 +22,15 @@ def show_list(_: argparse.Namespace) -> int:
 
 
 def show_op(args: argparse.Namespace) -> int:
-    """Print an operator's prototype as REG_OP text. Comments above it tell what else the registry knows."""
+    """Print an operator's prototype as REG_OP text. Comments above it tell what else the registry knows, and comments
+    below it list the constraints that messages name."""
     text = commands.show(args.op, args.cann)
     for label, fact in commands.facts(args.op, args.cann):
         print(f"// {label}: {printable(fact)}")
     print(text)
+    print("// constraints, as messages number them; 161001 and 161002 are the statuses that aclnn returns")
+    for number, sentence in constraints(args.op):
+        print(f"// {number}: {printable(sentence)}")
     return OK
 
 

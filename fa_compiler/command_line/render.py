@@ -75,6 +75,8 @@ def print_report(report: Report, explain: bool) -> None:
     else:
         for line in (*report.advice, *report.missed):
             out.print(Text(printable(line)))
+    for line in map(str, report.around) if explain else report.around_lines:
+        out.print(Text(printable(line)))
     for cache in report.caches:
         out.print(Text(printable(str(cache))))
     for note in report.notes:

@@ -106,6 +106,34 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     return tuple(found[name] for name in given if name in found)
 
 
+def handed_on(model: onnx.ModelProto) -> dict[str, str]:
+    """The scalar inputs that the model only hands on as outputs, whose numbers nothing else reads.
+
+    The exporter of transformers 5 makes such inputs of a window's width, which the mask has as a constant.
+    """
+    nodes = list(all_nodes(model.graph.node))
+    readers = Counter(name for node in nodes for name in node.input)
+    outputs = {info.name for info in model.graph.output}
+    scalars = {info.name for info in graph_inputs(model) if _is_scalar(info)}
+    return {
+        node.input[0]: node.output[0]
+        for node in nodes
+        if (node.domain, node.op_type) == ("", "Identity")
+        and node.input[0] in scalars
+        and node.output[0] in outputs
+        and readers[node.input[0]] == 1
+        and not readers[node.output[0]]
+    }
+
+
+def _is_scalar(info: onnx.ValueInfoProto) -> bool:
+    return (
+        info.type.HasField("tensor_type")
+        and info.type.tensor_type.HasField("shape")
+        and not (info.type.tensor_type.shape.dim)
+    )
+
+
 def rows_of(model: onnx.ModelProto, caches: Iterable[Cache]) -> Rows | None:
     """The input that tells the number of new tokens; None if the model has none."""
     pasts = {cache.past for cache in caches}

@@ -102,7 +102,7 @@ def _check_fused(report: Report) -> None:
         why = f"has an attention operator that is not fused; try: {hints[0]}"
     elif any(block.status == "already_fused" or block.code == Code.READY_MADE for block in report.blocks):
         why = "is already fused; give the model from which it was made"
-    elif report.softmaxes:
+    elif report.attentions:
         why = "has no attention that is fused; fa-compiler inspect --explain says why"
     else:
         why = "has no attention"

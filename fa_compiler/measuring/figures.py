@@ -190,8 +190,8 @@ class Benchmark(Shown):
             "onnxruntime": self.runtime,
             "batch": self.batch,
             "threads": self.threads,
-            "fused": self.report.count("fused"),
-            "attentions": self.report.softmaxes,
+            "fused": self.report.fused_attentions,
+            "attentions": self.report.attentions,
             "decode": self.decode,
             "caches": list(self.caches),
             "most_tokens": self.most,
@@ -244,7 +244,7 @@ class Benchmark(Shown):
     def _lines(self) -> list[str]:
         report = self.report
         lines = [*self.faults, *(line for measure in self.measured for line in measure.agreement)]
-        lines.append(f"{report.model}: {report.count('fused')} of {report.softmaxes} attentions fused")
+        lines.append(f"{report.model}: {report.fused_attentions} of {report.attentions} attentions fused")
         if self.caches:
             first, *others = self.caches
             lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))

@@ -206,9 +206,11 @@ def _equal_weights(model: onnx.ModelProto, distinct: Sequence[int]) -> Iterator[
     names = list(dict.fromkeys(tensors[index].name for index in dropped))
     for index in reversed(dropped):
         del tensors[index]
-    if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        yield f"the weight '{names[0]}'{more} is in the model twice with equal numbers: one is left out"
+    if len(names) == 1:
+        yield f"the weight '{names[0]}' is in the model twice with equal numbers: one is left out"
+    elif names:
+        which = f"the weights '{names[0]}' and {len(names) - 1} more"
+        yield f"{which} are in the model twice with equal numbers: one of each is left out"
 
 
 def _repeated_keys(model: onnx.ModelProto) -> list[str | bytes]:

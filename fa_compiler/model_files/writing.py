@@ -151,9 +151,16 @@ def check_place(output: Path, loaded: LoadedModel, force: bool | None = None) ->
 
 
 def write_model(
-    proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, report: Report, keep: bool = False
+    proto: onnx.ModelProto,
+    loaded: LoadedModel,
+    output: Path,
+    stage: Staging,
+    report: Report,
+    keep: bool = False,
+    unfused: str = "is a copy of the input",
 ) -> Path:
-    """Stage `proto` for `output`, and return the staged file. Notes for the user go into the report.
+    """Stage `proto` for `output`, and return the staged file. Notes for the user go into the report; `unfused` is what
+    they say of the output where nothing is fused.
 
     The `location` of each external tensor of `proto` must be an absolute real path. It is replaced by one that is
     relative to `output`. In the model's own folder the tensors refer to the same files. For another folder the files
@@ -167,7 +174,7 @@ def write_model(
     report.notes.extend(_place_data(proto, loaded, output, stage, keep))
     report.notes.extend(_data_files(proto, loaded, output))
     if not report.is_changed:
-        same = "is the input with the changes above" if report.changed_otherwise else "is a copy of the input"
+        same = "is the input with the changes above" if report.changed_otherwise else unfused
         report.notes.append(f"{_why_unchanged(report)}: the output {same}")
     write(staged, serialised(proto, loaded.weights, str(output)), output)
     return staged

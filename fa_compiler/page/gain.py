@@ -9,6 +9,7 @@ import onnx
 
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.options import DECODE
+from fa_compiler.passes.answer.report import WITHOUT_SOFTMAX
 from fa_compiler.protos.subgraphs import all_nodes
 
 TILED = ("ort", "ascend")
@@ -49,7 +50,8 @@ def largest_scores(report: Report) -> Scores | None:
     """
     if report.target not in TILED:
         return None
-    found = [_scores_of(block) for block in report.blocks if block.status == "fused" and block.heads and block.heads[0]]
+    fused = [block for block in report.blocks if block.status == "fused" and block.kind not in WITHOUT_SOFTMAX]
+    found = [_scores_of(block) for block in fused if block.heads and block.heads[0]]
     return max(found, key=lambda scores: scores.count_bytes(TOKENS), default=None)
 
 
@@ -97,8 +99,9 @@ def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -
     if scores is None:
         return line
     shapes = _fixed_shapes(before)
-    sizes = [shapes[block.anchor] for block in fused if block.anchor in shapes]
-    if sizes and len(sizes) == len(fused):
+    scored = [block for block in fused if block.kind not in WITHOUT_SOFTMAX]
+    sizes = [shapes[block.anchor] for block in scored if block.anchor in shapes]
+    if sizes and len(sizes) == len(scored):
         largest = max(_bytes_of(*shape) for shape in sizes)
         return f"{line}; up to {in_units(largest)} of scores and probabilities are not held any more"
     where = f"at {TOKENS:,} tokens" if scores.is_open else "for each sequence"

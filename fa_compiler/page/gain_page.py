@@ -53,7 +53,7 @@ def gain_page(measured: Benchmark, made: Provenance | None = None, place: Path |
 def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> Iterator[str]:
     ran, unit = measured.measured, "cached keys" if measured.decode else "tokens"
     yield f'<p class="verdict">{escape(_verdict(ran, unit))}</p>'
-    fused = f"{measured.report.count('fused')} of {measured.report.softmaxes} attentions are fused"
+    fused = f"{measured.report.fused_attentions} of {measured.report.attentions} attentions are fused"
     yield f'<p class="note">{fused}{_link(measured, place)}.</p>'
     if ran:
         yield f"<h2>{'Time of a step of one token' if measured.decode else 'Time of a run'}</h2>"

@@ -107,7 +107,7 @@ def _summary(drawn: Drawn, run: Run | None) -> Iterator[str]:
     report, result = drawn.report, drawn.result
     yield "<section aria-labelledby='summary'><h2 id='summary'>Summary</h2>"
     yield f"<p class='verdict'>{_verdict(report)}</p>"
-    if not report.softmaxes:
+    if not report.attentions:
         yield "</section>"
         return
     if run is not None:
@@ -156,11 +156,11 @@ def _verified(written: Written | None) -> Iterator[str]:
 def _verdict(report: Report) -> str:
     """What became of the attentions. A softmax that is not attention is none of them."""
     already = report.count("already_fused")
-    total = report.softmaxes - already - report.count("not_attention")
+    total = report.attentions - already - report.count("not_attention") - report.count("linear_attention")
     if not total and not already:
         what = "attention with a softmax" if report.count("linear_attention") else "attention"
         return f"There is no {what} in this model."
-    sentences = [_outcome(report.count("fused"), total)] if total else []
+    sentences = [_outcome(report.fused_attentions, total)] if total else []
     if already:
         what = "more" if total else _plural(already, "attention")
         sentences.append(f"{already} {what} {_plural(already, 'was', 'were')} already fused.")

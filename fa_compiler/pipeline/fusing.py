@@ -20,7 +20,7 @@ from fa_compiler.checks import checker
 from fa_compiler.checks.operators import registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import remarks
 from fa_compiler.errors import InputError, InternalError, origin
-from fa_compiler.lowering.onnx_file import finish_proto, to_file_operators
+from fa_compiler.lowering.onnx_file import add_around_bodies, finish_proto, to_file_operators
 from fa_compiler.model_files.flex_attention import expand_flex, may_hold_flex, with_definitions
 from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.reading import LoadedModel
@@ -128,7 +128,7 @@ def name_of(model: ir.Model) -> str:
 
 def _log(report: Report) -> None:
     """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks (DEBUG)."""
-    fused, total = report.count("fused"), report.softmaxes
+    fused, total = report.fused_attentions, report.attentions
     _LOGGER.info("%s: %d of %d attentions fused in %.2f s", report.model, fused, total, report.seconds)
     for block in report.blocks:
         what = block.op if block.status == "fused" else block.reason
@@ -167,7 +167,9 @@ def _result(
     if form != "graph":
         functions = to_file_operators(model, info if form == "file with bodies" else None)
     proto = proto_of(loaded, model)
-    if form != "graph":
+    if form == "graph":
+        add_around_bodies(proto)
+    else:
         finish_proto(proto, functions)
     put_back(proto, loaded.foreign)
     if (written := expand_flex(proto)) is not None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 import onnx
 
-from fa_compiler.op_registry import DOMAINS
+from fa_compiler.op_registry import DOMAIN, DOMAINS
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.in_place import METADATA
-from fa_compiler.protos.subgraphs import graph_inputs
+from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
 """The execution providers of the runtimes that are ONNX Runtime on another processor."""
@@ -60,7 +60,7 @@ def how_to_run(
     if options.target == "ort":
         if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
             return _in_place(place, proto)
-        return _with_library(place, proto is None or any(each.domain in DOMAINS for each in proto.functions))
+        return _with_library(place, _without_the_library(proto))
     if options.target == "ascend":
         return _with_atc(place, options, proto)
     return _without_library(place, None if options.runtime is None else options.runtime.name)
@@ -75,8 +75,20 @@ def how_to_run_result(
     return how_to_run(path, options, proto)
 
 
-def _with_library(path: str, bodies: bool) -> HowToRun:
-    without = "the file runs about as fast as the model did" if bodies else "ONNX Runtime does not load the file"
+def _without_the_library(proto: onnx.ModelProto | None) -> str:
+    """What a session without the library does with a file."""
+    if proto is None:
+        return "the file runs about as fast as the model did"
+    bodies = {(each.domain, each.name) for each in proto.functions}
+    operators = {(node.domain, node.op_type) for node in all_nodes(proto.graph.node) if node.domain in DOMAINS}
+    if not operators <= bodies:
+        return "ONNX Runtime does not load the file"
+    if any(domain == DOMAIN for domain, _ in operators):
+        return "linear attention runs token by token, which is slow"
+    return "the file runs about as fast as the model did"
+
+
+def _with_library(path: str, without: str) -> HowToRun:
     return HowToRun(
         "Its kernels are in the library of fa_compiler, which the session has to load.\n"
         f"Without the library {without}. For sessions that cannot load it:\n"
@@ -101,7 +113,9 @@ def _with_library(path: str, bodies: bool) -> HowToRun:
 def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
     tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
-    if any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
+    if not tokens:
+        step = "inputs)    # session.inputs names what a step takes, the new tokens among them"
+    elif any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     return HowToRun(
         "Its caches are buffers, which a session has to bind as past and as present: a DecodingSession does.\n"

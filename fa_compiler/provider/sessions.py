@@ -226,7 +226,9 @@ def _name(path_or_bytes: Any) -> str:
 
 def _fused(reports: Iterable[Report]) -> str:
     """How many attentions were fused, and how many were so already."""
-    counts = Counter(block.status for report in reports for block in report.blocks if block.kind != "backward")
+    counts = Counter(
+        block.status for report in reports for block in report.blocks if block.kind not in ("backward", "convolution")
+    )
     already, total = counts["already_fused"], counts["fused"] + counts["declined"]
     words = [f"{counts['fused']} of {_count(total, 'attention')} fused"] if total or not already else []
     return ", ".join(words + ([f"{_count(already, 'attention')} fused already"] if already else []))

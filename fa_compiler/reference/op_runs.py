@@ -85,11 +85,12 @@ def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> Refere
     """A ReferenceEvaluator for a model (a proto, a path or bytes) with `ascend` nodes anywhere.
 
     It reads calls as ONNX Runtime does: a function of the model that is named like an operator which ONNX Runtime knows
-    by itself is not called. Such a model cannot be evaluated if onnx has no reference of the operator.
+    by itself is not called. Such a model cannot be evaluated if onnx has no reference of the operator. The functions of
+    nodes that have a reference here are not called either.
     """
     proto = _loaded(model)
     versions = {_domain(opset.domain): opset.version for opset in proto.opset_import}
-    called = [function for function in proto.functions if not _is_shadowed(function, versions)]
+    called = [each for each in proto.functions if each.domain != DOMAIN and not _is_shadowed(each, versions)]
     if len(called) < len(proto.functions):
         given, proto = proto, onnx.ModelProto()
         proto.CopyFrom(given)

@@ -42,8 +42,9 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
+from fa_compiler.lowering.onnx_file.writer import FunctionWriter
 from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, get
 from fa_compiler.op_registry.geometry import (
     BATCH_AXIS,
@@ -138,7 +139,7 @@ def body_key(view: NodeView, opset: int) -> BodyKey | None:
 def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
     """The body, as a function of this name. It has the inputs of the prototype up to the last one of the node."""
     call = key.call
-    writer = _Writer(call)
+    writer = _Writer(call=call)
     writer.write()
     spec = get(GRAPH_OP)
     last = max(spec.input_names.index(name) for name in call.inputs)
@@ -257,18 +258,14 @@ class _Allowed:
 
 
 @dataclass
-class _Writer:
+class _Writer(FunctionWriter):
     """Writes the nodes of one body. The methods return the names of values."""
 
-    call: _Call
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-    _names: dict[str, int] = field(default_factory=dict)
-    _constants: dict[bytes, str] = field(default_factory=dict)
-    _offset: int = 0
+    call: _Call = field(kw_only=True)
 
     def write(self) -> None:
         query, key, value = self._operands()
-        scale = self._scale()
+        scale = self.attribute("scale_value")
         if self._may_be_plain():
             # The branches read these, not the operands: QDQPropagation of ONNX Runtime (1.20 to 1.32) ends the process
             # if it can move a DequantizeLinear forwards to a value that a branch reads. No number is above infinity.
@@ -336,9 +333,9 @@ class _Writer:
 
     def _branch(self, offset: int) -> _Writer:
         """The writer of a branch, whose names are no names of this one."""
-        branch = _Writer(self.call)
-        branch._names = {stem: offset + count for stem, count in self._names.items()}
-        branch._offset = offset
+        branch = _Writer(call=self.call)
+        branch.names = {stem: offset + count for stem, count in self.names.items()}
+        branch.offset = offset
         return branch
 
     def _capped(self, scores: str) -> str:
@@ -348,37 +345,6 @@ class _Writer:
             return scores
         cap = self.number(softcap)
         return self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
-
-    def op(self, op_type: str, *inputs: str, out: str = "", **attrs: Any) -> str:
-        """Add a node, and return the name of its output."""
-        name = out or self._new(op_type.lower())
-        self.nodes.append(helper.make_node(op_type, inputs, [name], **attrs))
-        return name
-
-    def number(self, value: float) -> str:
-        return self._constant(np.array(value, np.float32))
-
-    def ints(self, *values: int) -> str:
-        return self._constant(np.array(values, np.int64))
-
-    def _new(self, stem: str) -> str:
-        self._names[stem] = self._names.get(stem, self._offset) + 1
-        return f"{stem}_{self._names[stem]}"
-
-    def _constant(self, array: np.ndarray) -> str:
-        tensor = numpy_helper.from_array(array)
-        key = tensor.SerializeToString(deterministic=True)
-        if key not in self._constants:
-            self._constants[key] = self.op("Constant", value=tensor)
-        return self._constants[key]
-
-    def _scale(self) -> str:
-        node = helper.make_node("Constant", [], ["scale"])
-        reference = node.attribute.add()
-        reference.name, reference.ref_attr_name = "value_float", "scale_value"
-        reference.type = onnx.AttributeProto.FLOAT
-        self.nodes.append(node)
-        return "scale"
 
     def _float(self, name: str) -> str:
         return self.op("Cast", name, to=TensorProto.FLOAT)
@@ -526,20 +492,20 @@ class _Writer:
             return _Band()
         # Positions are int32, which ONNX Runtime compares twice as fast as int64. No length comes near its limit.
         shape = self.op("Shape", scores)
-        sizes = (self.op("Gather", shape, self._constant(np.array(axis, np.int64))) for axis in (2, 3))
+        sizes = (self.op("Gather", shape, self.constant(np.array(axis, np.int64))) for axis in (2, 3))
         rows, keys = (self.op("Cast", size, to=TensorProto.INT32) for size in sizes)
-        zero, one = (self._constant(np.array(number, np.int32)) for number in (0, 1))
+        zero, one = (self.constant(np.array(number, np.int32)) for number in (0, 1))
         row = self.op("Unsqueeze", self.op("Range", zero, rows, one), self.ints(1))
         if mode in (3, 4):
             row = self.op("Add", row, self.op("Sub", keys, rows))
         key = self.op("Range", zero, keys, one)
         allowed, empty = [], []
         if has_first:
-            first = self.op("Sub", row, self._constant(_step(before)))
+            first = self.op("Sub", row, self.constant(_step(before)))
             allowed.append(self.op("GreaterOrEqual", key, first))
             empty.append(self.op("GreaterOrEqual", first, keys))
         if has_last:
-            last = self.op("Add", row, self._constant(_step(after)))
+            last = self.op("Add", row, self.constant(_step(after)))
             allowed.append(self.op("LessOrEqual", key, last))
             empty.append(self.op("Less", self.op("Min", last, self.op("Sub", keys, one)), zero))
         if has_first and has_last:
@@ -558,7 +524,7 @@ class _Writer:
         lacking_values = self.op("Where", lacking, value, nothing)
         number = TensorProto.FLOAT
 
-        branch = self._branch(self._offset + 4000)
+        branch = self._branch(self.offset + 4000)
         positive = branch.op("And", branch.op("Greater", weights, nothing), read)
         zero = branch.op("And", branch.op("Equal", weights, nothing), read)
         used, unused = (branch.op("Cast", condition, to=number) for condition in (positive, zero))

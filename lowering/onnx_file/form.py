@@ -17,17 +17,25 @@ FlashAttentionBody8. The library has the same kernel for all of them. ONNX also 
 of one operator, but ONNX Runtime takes them only in new releases: 1.20 and 1.23 run one body for all nodes, with wrong
 results. A file has the bodies of all its nodes, or none if a node has no body or if there are more than eight.
 
+FlashLinearAttention and ShortConvolution keep their names and domain, because their first output is the one that every
+model needs. Their bodies are functions of this name. If the nodes of one of them need several bodies, it has none.
+
+A file for Ascend keeps the nodes of the graph. The library has no kernels of the operators around attention. So the
+file holds functions of them, in the domain of the nodes (around_bodies.py), which `add_around_bodies` adds.
+
 `to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.lowering.onnx_file.around_bodies import bodies_of, has_body
 from fa_compiler.lowering.onnx_file.bodies import BodyKey, body_key, body_of
+from fa_compiler.lowering.onnx_file.linear_bodies import LINEAR, LinearKey, linear_body, linear_key
 from fa_compiler.op_registry import (
     DOMAIN,
     DOMAINS,
@@ -64,9 +72,10 @@ def to_file_operators(model: ir.Model, info: ShapeInfo | None) -> list[onnx.Func
 
     `info` is what is known of the model; None makes no bodies. `finish_proto` does the rest when the model is a proto.
     """
+    linear = [] if info is None else _linear_bodies(model, info)
     chosen = [node for node in all_nodes(model.graph) if _gives_only_attention_out(node)]
     if not chosen:
-        return []
+        return linear
     keys = None if info is None else _body_keys(model, chosen, info)
     for node in chosen:
         node.domain, node.op_type = FILE_DOMAIN, FILE_OP
@@ -76,7 +85,24 @@ def to_file_operators(model: ir.Model, info: ShapeInfo | None) -> list[onnx.Func
     owners: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     if not any(node.domain == DOMAIN for owner in owners for node in all_nodes(owner)):
         imports.pop(DOMAIN, None)
-    return found
+    return [*found, *linear]
+
+
+def _linear_bodies(model: ir.Model, info: ShapeInfo) -> list[onnx.FunctionProto]:
+    """The bodies of the operators of linear attention whose nodes have one body."""
+    keys: dict[str, set[LinearKey | None]] = {}
+    opset = graph_opset(model.graph)
+    for node in all_nodes(model.graph):
+        if node.domain == DOMAIN and node.op_type in LINEAR:
+            keys.setdefault(node.op_type, set()).add(_linear_key(node, info, opset))
+    return [linear_body(key) for (key, *others) in keys.values() if key is not None and not others]
+
+
+def _linear_key(node: ir.Node, info: ShapeInfo, opset: int) -> LinearKey | None:
+    try:
+        return linear_key(node_view(node, info), opset)
+    except RegistryError:  # a node that the model had before
+        return None
 
 
 def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]) -> None:
@@ -85,13 +111,20 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
     domains = {opset.domain for opset in proto.opset_import}
     if domains.isdisjoint(DOMAINS):
         return
-    _describe(proto, complete=bool(functions) and DOMAIN not in domains)
-    if FILE_DOMAIN not in domains:
-        return
-    for node in _nodes(proto.graph):
+    nodes = list(_nodes(proto.graph))
+    _describe(proto, _is_complete(((node.domain, node.op_type) for node in nodes), functions))
+    for node in nodes:
         if _is_of_file(node.domain, node.op_type) and len(node.output) > 1:
             del node.output[:_OUTPUTS_BEFORE]
     proto.functions.extend(functions)
+
+
+def add_around_bodies(proto: onnx.ModelProto) -> None:
+    """Add the functions of the operators around attention that a model holds."""
+    owners = [proto.graph.node, *(function.node for function in proto.functions)]
+    used = {node.op_type for nodes in owners for node in _each(nodes) if node.domain == DOMAIN}
+    opset = next((opset.version for opset in proto.opset_import if opset.domain in ("", "ai.onnx")), 0)
+    proto.functions.extend(bodies_of(used, opset))
 
 
 def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> None:
@@ -102,21 +135,20 @@ def add_functions(model: ir.Model, functions: Sequence[onnx.FunctionProto]) -> N
     for function in functions:
         made = ir.serde.deserialize_function(function)
         model.functions[made.identifier()] = made
-    complete = bool(functions) and DOMAIN not in model.graph.opset_imports
-    model.metadata_props[METADATA_KEY] = _description(complete)
+    operators = ((node.domain, node.op_type) for node in all_nodes(model.graph))
+    model.metadata_props[METADATA_KEY] = _description(_is_complete(operators, functions))
 
 
 def restore_graph_operators(model: ir.Model) -> None:
     """What `to_graph_operators` does, in place for an `ir.Model`."""
+    for identifier in [each for each in model.functions if _is_body(each[0], each[1])]:
+        del model.functions[identifier]
     if model.graph.opset_imports.pop(FILE_DOMAIN, None) is None:
         return
     model.graph.opset_imports[DOMAIN] = VERSION
     for node in list(all_nodes(model.graph)):
         if _is_of_file(node.domain, node.op_type) and len(node.outputs) == 1:
             _replace_node(node, DOMAIN, GRAPH_OP, _OUTPUTS_BEFORE + 1)
-    bodies = [identifier for identifier in model.functions if _is_of_file(identifier[0], identifier[1])]
-    for identifier in bodies:
-        del model.functions[identifier]
 
 
 def _replace_node(node: ir.Node, domain: str, op_type: str, outputs: int) -> None:
@@ -142,7 +174,8 @@ def _replace_node(node: ir.Node, domain: str, op_type: str, outputs: int) -> Non
 
 def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
     """The model with the nodes of the graph in place of those of the file; the model itself if it has none."""
-    if all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
+    has_bodies = any(_is_body(function.domain, function.name) for function in proto.functions)
+    if not has_bodies and all(opset.domain != FILE_DOMAIN for opset in proto.opset_import):
         return proto
     result = onnx.ModelProto()
     result.CopyFrom(proto)
@@ -151,7 +184,7 @@ def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
             node.domain, node.op_type = DOMAIN, GRAPH_OP
             (output,) = node.output
             node.output[:] = [*[""] * _OUTPUTS_BEFORE, output]
-    kept = [function for function in result.functions if not _is_of_file(function.domain, function.name)]
+    kept = [function for function in result.functions if not _is_body(function.domain, function.name)]
     del result.functions[:]
     result.functions.extend(kept)
     imports = [opset for opset in result.opset_import if opset.domain not in (FILE_DOMAIN, DOMAIN)]
@@ -182,6 +215,17 @@ def _is_of_file(domain: str, name: str) -> bool:
     return domain == FILE_DOMAIN and name in FILE_OPS
 
 
+def _is_body(domain: str, name: str) -> bool:
+    """Whether a function of this name is the body of an operator."""
+    return _is_of_file(domain, name) or (domain == DOMAIN and (name in LINEAR or has_body(name)))
+
+
+def _is_complete(operators: Iterable[tuple[str, str]], functions: Sequence[onnx.FunctionProto]) -> bool:
+    """Whether each of these operators that is the library's has a body among the functions."""
+    bodies = {(function.domain, function.name) for function in functions}
+    return all(domain not in DOMAINS or (domain, name) in bodies for domain, name in operators)
+
+
 def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> list[BodyKey] | None:
     """What the body of each of these nodes depends on; None if one of them has no body, or if they have too many."""
     opset = graph_opset(model.graph)
@@ -206,11 +250,16 @@ def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onn
 
 
 def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    pending = [graph]
+    return _each(graph.node)
+
+
+def _each(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes, and those of the graphs in them."""
+    pending = [nodes]
     while pending:
-        for node in pending.pop().node:
+        for node in pending.pop():
             yield node
             for attribute in node.attribute:
                 if attribute.HasField("g"):
-                    pending.append(attribute.g)
-                pending.extend(attribute.graphs)
+                    pending.append(attribute.g.node)
+                pending.extend(graph.node for graph in attribute.graphs)

@@ -34,6 +34,7 @@ from fa_compiler.op_registry import (
     full_attrs,
     get,
     infer,
+    operator,
     place_inputs,
     refusal,
 )
@@ -98,6 +99,8 @@ def allowed(
     """The registry's entry, the arrays and the attributes of a call. Raises as `run` if the registry refuses it."""
     inputs = _without_padding_mask(op_type, cann, inputs)
     spec = get(op_type, cann)
+    if operator(op_type).kernel is None:
+        raise KernelError(f"{op_type}: the library has no kernel of it; fa_compiler.reference.run computes it")
     attributes = full_attrs(spec, attrs)
     arrays = as_arrays(spec, inputs)
     place_inputs(spec, arrays)  # raises for a missing required input
@@ -118,6 +121,8 @@ def compute(
 
     `arrays` is a result of `as_arrays`, and `attributes` of `full_attrs`. Raises KernelError.
     """
+    if operator(spec.name).kernel is None:
+        raise KernelError(f"{spec.name} has no CPU kernel; reference.run computes it in float64")
     request, placed = requested(spec, arrays, attributes, outputs, cann)
     try:
         session = _session(request, _turns.get(), tuple(map(os.environ.get, _KERNEL_SETTINGS)))
@@ -274,10 +279,11 @@ def _output_type(
     """The type of an output.
 
     An output with a single possible type has that type. The gradient of the weights has the weights' type, which may
-    differ from the query's. All other outputs have the query's type. With lists among the inputs, the registry infers
-    the type.
+    differ from the query's. All other outputs have the query's type. Where the record itself gives the combinations of
+    types, as with lists among the inputs, the registry infers the type.
     """
-    if "quant_scale2" in spec.input_names or any(tensor.kind is Kind.DYNAMIC for tensor in spec.inputs):
+    kernel = operator(spec.name).kernel
+    if kernel is not None and kernel.type_rows is not None:
         return _inferred_type(spec, entry, types, attributes)
     source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
     position = spec.input_names.index(source) if source in spec.input_names else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice
 from typing import Any
 
@@ -23,10 +23,21 @@ Rule = Callable[["CheckedNode"], Iterator[Diagnostic]]
 
 @dataclass(frozen=True)
 class NamedRule:
-    """A rule and its name. The CPU kernels cite the number of a rule by this name."""
+    """A rule, its name and what it demands. The CPU kernels cite the number of a rule by this name."""
 
     name: str
     check: Rule
+    text: str
+
+
+def _demand(check: Rule) -> str:
+    """The first paragraph of a rule's docstring, with the arguments that are bound in place of their names."""
+    bound = check.keywords if isinstance(check, partial) else {}
+    text = (check.func if isinstance(check, partial) else check).__doc__ or ""
+    text = " ".join(text.partition("\n\n")[0].split())
+    for name, value in bound.items():
+        text = text.replace(f"`{name}`", " and ".join(value) if isinstance(value, tuple) else str(value))
+    return text
 
 
 class Rules:
@@ -54,18 +65,23 @@ class Rules:
 
         return register
 
-    def shared(self, number: int, name: str, check: Rule) -> None:
-        """Registers `check` as constraint `number`. Raises ValueError if the number or the name is taken."""
+    def shared(self, number: int, name: str, check: Rule, text: str = "") -> None:
+        """Registers `check` as constraint `number`. `text` is what it demands, by default what the docstring of its
+        function says. Raises ValueError if the number or the name is taken, or if there is no text."""
         if number in self.table or name in {rule.name for rule in self.table.values()}:
             raise ValueError(f"{self.prefix}.{number} ({name}): the number or the name is taken")
-        self.table[number] = NamedRule(name, check)
+        text = text or _demand(check)
+        if not text:
+            raise ValueError(f"{self.prefix}.{number} ({name}): nothing says what it demands")
+        self.table[number] = NamedRule(name, check, text)
 
     def values(
         self, number: int, attr: str, allowed: tuple[int | str, ...], stage: Stage = "tiling", wanted: str = ""
     ) -> None:
         """Registers constraint `number`: the attribute `attr` has one of the values `allowed`. The message lists the
         values in the words of `wanted`, if given. The rule has the attribute's name."""
-        self.shared(number, attr, lambda call: one_of(call, attr, allowed, stage, wanted))
+        text = f"{attr} is {wanted or ' or '.join(str(value) or 'empty' for value in allowed)}."
+        self.shared(number, attr, lambda call: one_of(call, attr, allowed, stage, wanted), text)
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ def compressed_mask(mode: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]
 
 
 def equal_types(call: CheckedNode, names: tuple[str, ...]) -> Iterator[Diagnostic]:
-    """The named inputs have one type: a float, or an 8-bit float on 950 with its scales."""
+    """The inputs `names` have one type: a float, or an 8-bit float on 950 with its scales."""
     first = call.dtype(names[0])
     for name in names[1:]:
         dtype = call.dtype(name)

@@ -8,6 +8,7 @@ attribute of the CPU kernel. The products are A2, A3 and 950.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import bands, training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, size_text, text
@@ -190,14 +191,14 @@ rules = Rules(
 )
 
 
-rules.shared(1, "types", lambda call: training.equal_types(call, ("query", "key", "value")))
+rules.shared(1, "types", partial(training.equal_types, names=("query", "key", "value")))
 rules.shared(2, "layout", training.layout_and_ranks)
 rules.shared(3, "heads", training.head_count)
-rules.shared(4, "head_sizes", lambda call: training.head_sizes(call, "EXT-VALUE-WIDER"))
+rules.shared(4, "head_sizes", partial(training.head_sizes, wider="EXT-VALUE-WIDER"))
 rules.shared(5, "head_groups", training.head_groups)
-rules.shared(6, "sizes", lambda call: training.batch_and_sequence(call, prefix_batch=2 << 10))
+rules.shared(6, "sizes", partial(training.batch_and_sequence, prefix_batch=2 << 10))
 rules.shared(7, "keep_prob", training.keep_probability)
-rules.shared(8, "pse_type", lambda call: training.pse_type_known(call, "real_shift"))
+rules.shared(8, "pse_type", partial(training.pse_type_known, shift="real_shift"))
 
 
 @rules(9)
@@ -310,7 +311,7 @@ def empty(call: CheckedNode) -> Iterator[Diagnostic]:
                 return
 
 
-rules.shared(24, "softcap", lambda call: softcap(call, "real_shift"))
+rules.shared(24, "softcap", partial(softcap, bias="real_shift"))
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:

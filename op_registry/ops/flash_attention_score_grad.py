@@ -7,6 +7,7 @@ node can break it, so it has no rule. FAG.20 is about an attribute of the CPU ke
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import bands, training
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, shape_is, text
@@ -436,7 +437,7 @@ def bias_shape(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from training.bias_shape(call, "pse_shift", "EXT-SHIFT-BROADCAST", one_row=False)
 
 
-rules.shared(20, "softcap", lambda call: softcap(call, "pse_shift"))
+rules.shared(20, "softcap", partial(softcap, bias="pse_shift"))
 
 
 def _is_not_empty(shape: Shape) -> bool:

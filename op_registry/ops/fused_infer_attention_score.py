@@ -8,6 +8,7 @@ pairs of scales and offsets, and their modes. No rule checks the shapes of the a
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import prefill
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, first, shape_is, size_text, text
@@ -215,7 +216,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
                 break
 
 
-rules.shared(2, "layout", lambda call: prefill.layout_and_ranks(call, LAYOUTS))
+rules.shared(2, "layout", partial(prefill.layout_and_ranks, layouts=LAYOUTS))
 rules.shared(3, "heads", prefill.heads)
 
 

@@ -6,6 +6,7 @@ Its constraints are LI.1 to LI.7. The products are A2 and A3.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
@@ -90,7 +91,9 @@ def sizes(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from sparse.one_of("query", "the head size", sizes.d, (128,))
 
 
-rules.shared(3, "layouts", lambda call: sparse.layouts(call, "layout_query", "layout_key", ("query",), ("key",)))
+rules.shared(
+    3, "layouts", partial(sparse.layouts, query="layout_query", key="layout_key", rows=("query",), keys=("key",))
+)
 
 
 @rules(4)
@@ -102,7 +105,7 @@ def count(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_count", message, extension=sparse.SIZES if 0 < value <= sparse.INT32_MAX else None)
 
 
-rules.shared(5, "mode", lambda call: sparse.mode(call, sparse.INT64_MAX, "tiling"))
+rules.shared(5, "mode", partial(sparse.mode, wanted=sparse.INT64_MAX, stage="tiling"))
 
 
 @rules(6)

@@ -9,6 +9,7 @@ which uses PromptFlashAttention for queries of more than one row.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import prefill
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
@@ -162,7 +163,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
             yield Diagnostic(name, f"{name} is {dtype}, expected {query} as query", "aclnn")
 
 
-rules.shared(2, "layout", lambda call: prefill.layout_and_ranks(call, LAYOUTS))
+rules.shared(2, "layout", partial(prefill.layout_and_ranks, layouts=LAYOUTS))
 rules.shared(3, "mask", prefill.mask)
 
 

@@ -7,6 +7,7 @@ the operator's tiling and its document. The products are A2 and A3, and 950 with
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
@@ -89,7 +90,9 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from sparse.equal_halfs(call, names, ("attention_out",))
 
 
-rules.shared(2, "layouts", lambda call: sparse.layouts(call, "layout_query", "layout_kv", ("query",), ("key", "value")))
+rules.shared(
+    2, "layouts", partial(sparse.layouts, query="layout_query", key="layout_kv", rows=("query",), keys=("key", "value"))
+)
 
 
 @rules(3)
@@ -126,7 +129,7 @@ def rope(call: CheckedNode) -> Iterator[Diagnostic]:
         yield from sparse.rope(call, sizes, mandatory="sinks" not in call.spec.input_names)
 
 
-rules.shared(7, "mode", lambda call: sparse.mode(call, sparse.INT64_MAX, "tiling"))
+rules.shared(7, "mode", partial(sparse.mode, wanted=sparse.INT64_MAX, stage="tiling"))
 
 
 @rules(8)

@@ -11,6 +11,7 @@ nor whether the lists of the variant of 2026 may have a length other than 2048.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
@@ -103,7 +104,9 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
 
 
 rules.shared(
-    2, "layout", lambda call: sparse.layouts(call, "layout", "layout", ("query", "d_out", "out"), ("key", "value"))
+    2,
+    "layout",
+    partial(sparse.layouts, query="layout", key="layout", rows=("query", "d_out", "out"), keys=("key", "value")),
 )
 
 
@@ -156,7 +159,7 @@ def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
         yield Diagnostic("sparse_block_size", message, "document", extension=extension)
 
 
-rules.shared(7, "mode", lambda call: sparse.mode(call, sparse.INT32_MAX, "document"))
+rules.shared(7, "mode", partial(sparse.mode, wanted=sparse.INT32_MAX, stage="document"))
 
 
 @rules(8)

@@ -7,6 +7,7 @@ that an empty query returns at once; no node can break them. The products are A2
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, one_of
@@ -101,9 +102,11 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from sparse.weights(call, "weight", "d_weight")
 
 
-rules.shared(2, "fixed_types", lambda call: sparse.fixed_types(call, _FIXED))
+rules.shared(2, "fixed_types", partial(sparse.fixed_types, types=_FIXED))
 rules.shared(
-    3, "layout", lambda call: sparse.layouts(call, "layout", "layout", ("query", "query_index"), ("key", "key_index"))
+    3,
+    "layout",
+    partial(sparse.layouts, query="layout", key="layout", rows=("query", "query_index"), keys=("key", "key_index")),
 )
 
 

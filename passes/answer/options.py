@@ -58,6 +58,9 @@ ATTENTION_SINCE, NEWEST_OPSET = 23, 28
 """The first opset with ONNX's Attention, and the newest opset whose operators are known here. An operator of a newer
 opset may mean something else."""
 
+ATTENTION_ONLY = "attention"
+"""What `only` may be."""
+
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that a result is verified for when the user names none."""
 
@@ -84,6 +87,12 @@ def _known_cann(version: str | None) -> str | None:
     if version is not None:
         op_registry.get("FlashAttentionScore", version)
     return version
+
+
+def _only(word: str | None) -> str | None:
+    if word not in (None, ATTENTION_ONLY):
+        raise ValueError(f"unknown value {word!r} for what alone is fused: use {ATTENTION_ONLY!r}")
+    return word
 
 
 def _runtime(name: str | Runtime | None) -> Runtime | None:
@@ -167,6 +176,17 @@ class Options:
             read=_words,
         ),
     )
+    only: str | None = field(
+        default=None,
+        kw_only=True,
+        metadata=told(
+            "fuse attention alone: leave the norms and gated activations around it as they are",
+            details='It is "attention" or None, and goes with the target "ascend".',
+            metavar=ATTENTION_ONLY,
+            completed=(ATTENTION_ONLY,),
+            read=_only,
+        ),
+    )
     decoding: bool = True
     in_place_caches: bool = field(
         default=False,
@@ -178,6 +198,11 @@ class Options:
         ),
     )
     divided: bool = field(default=False, kw_only=True)
+
+    @property
+    def fuses_around(self) -> bool:
+        """Are norms and gated activations around attention fused, too? A rank of a divided model keeps them."""
+        return self.target == "ascend" and self.only is None and not self.divided
 
     @property
     def is_standard(self) -> bool:
@@ -203,6 +228,18 @@ class Options:
             and product(self.soc_version).name in PRODUCTS_WITHOUT_BANDS
         )
 
+    @property
+    def _misplaced(self) -> str | None:
+        """What an option needs that goes with another target; None where there is no such option."""
+        reasons = {
+            'caches in place go with the target "ort", the default': self.in_place_caches and self.target != "ort",
+            "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
+            "--only needs --target ascend: for the others only attention is fused": self.only is not None
+            and self.target != "ascend",
+            "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
+
     def __post_init__(self) -> None:
         if self.target not in (known := get_args(Target)):
             raise ValueError(
@@ -211,12 +248,8 @@ class Options:
         unknown = sorted(self.assume - set(ASSUMPTIONS))
         if unknown:
             raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
-        if self.in_place_caches and self.target != "ort":
-            raise ValueError('caches in place go with the target "ort", the default')
-        if self.runtime is not None and not self.is_standard:
-            raise ValueError("a runtime needs --target onnx or --target contrib")
-        if self.opset and self.target != "onnx":
-            raise ValueError("an opset needs --target onnx")
+        if (misplaced := self._misplaced) is not None:
+            raise ValueError(misplaced)
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
             raise ValueError(f"the opset is {self.opset}, and not from {ATTENTION_SINCE} to {NEWEST_OPSET}")
         for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):
@@ -240,4 +273,5 @@ class FusionKeywords(TypedDict, total=False):
     soc_version: str | None
     cann: str | None
     assume: Iterable[str]
+    only: str | None
     in_place_caches: bool

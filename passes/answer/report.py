@@ -11,7 +11,9 @@ from typing import Any, Literal
 from fa_compiler.op_registry.described import Described
 from fa_compiler.passes.answer.shown import Shown
 
-Kind = Literal["forward", "backward", "softmax_only", "no_softmax"]
+Kind = Literal["forward", "backward", "softmax_only", "no_softmax", "convolution"]
+WITHOUT_SOFTMAX: tuple[Kind, ...] = ("no_softmax", "convolution")
+"""Linear attention, and the causal convolutions beside it."""
 Status = Literal["fused", "already_fused", "declined", "not_attention", "linear_attention"]
 
 SCHEMA = 1
@@ -153,6 +155,11 @@ class Code(StrEnum):
         "the target's operators, or the runtime's kernels of them, do not take what the attention needs",
         "--target ort takes it, with the library of fa-compiler",
     )
+    READ_INSIDE = (
+        "read_inside",
+        "a number inside of a norm is read elsewhere or is an output; the operator beside it would compute it twice",
+        "leave out what reads it: export for inference (model.eval()), without the statistics of norms",
+    )
     BUDGET = (
         "proof_budget",
         "the proofs about the attention would take more steps than one attention is given",
@@ -189,6 +196,10 @@ class MissedCode(Described):
     NOT_SELECTED = "not_selected", "the selected keys are gathered or masked, not read by their list"
 
 
+IN_WORDS = {MissedCode.NOT_INCRE: "IncreFlashAttention", MissedCode.WIDE: "16-bit arithmetic"}
+"""What was missed, where the value of the code does not say it to people."""
+
+
 @dataclass(frozen=True)
 class Missed:
     """Something better that a fused attention could have been, why it is not, and what the user can do about it.
@@ -213,7 +224,7 @@ class Missed:
     @property
     def word(self) -> str:
         """The code as a word for people."""
-        return self.code.value.replace("_", " ")
+        return IN_WORDS.get(self.code) or self.code.value.replace("_", " ")
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -301,6 +312,8 @@ class Block:
     reason: str | None = None
     culprit: str | None = None
     hint: str | None = None
+    rule: str | None = None
+    """Of linear attention: its update rule, and what decays."""
     missed: tuple[Missed, ...] = ()
     """What better a fused attention could have been; empty for gradients, which share it with their attention."""
 
@@ -316,6 +329,8 @@ class Block:
             parts.append("no mask")
         elif self.mask:
             parts.append(f"mask: {self.mask}")
+        if self.rule:
+            parts.append(self.rule)
         if self.assumed:
             parts.append(f"assuming {', '.join(self.assumed)}")
         parts.extend(f"missed: {missed.word}" for missed in self.missed if not missed.minor)
@@ -365,6 +380,64 @@ class Block:
 
 
 @dataclass(frozen=True)
+class Around:
+    """One norm or gated activation around attention, and what became of it.
+
+    `op` is the operator and `node` the name of its node. It stands for `replaced` nodes of the model. `added` is the
+    number of nodes that were made, with the operator itself. `rounded` tells that the model rounds to 16 bits inside,
+    and the operator only at its end.
+    """
+
+    anchor: str
+    status: Literal["fused", "declined"]
+    op: str | None = None
+    node: str | None = None
+    replaced: int = 0
+    added: int = 0
+    rounded: bool = False
+    code: Code | None = None
+    reason: str | None = None
+    culprit: str | None = None
+    hint: str | None = None
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What is equal for layers in which only the names of values differ."""
+        return self.code, re.sub(r"'[^']*'", "", self.reason or ""), self.hint
+
+    def __str__(self) -> str:
+        if self.status == "fused":
+            return f"{self.anchor}: {self.op}, in the place of {_counted(self.replaced, 'node')}"
+        code = "" if self.code is None else f"{self.code.value}: "
+        return f"{self.anchor}: declined: {code}{self.reason}{_bracketed(self.culprit)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The line as the JSON report holds it."""
+        return asdict(self) | {"code": self.code and self.code.value}
+
+
+def _counted(number: int, noun: str) -> str:
+    """A number of things: 1 node, 2 nodes."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _fused_around(lines: Sequence[Around]) -> str:
+    """How many of each operator there are, and what they stand for."""
+    counts = {op: sum(line.op == op for line in lines) for op in sorted({str(line.op) for line in lines})}
+    operators = ", ".join(f"{count} {op}" for op, count in counts.items())
+    made, replaced = sum(line.added for line in lines), sum(line.replaced for line in lines)
+    text = f"around attention: {operators}; {_counted(replaced, 'node')} became {made}"
+    rounded = sum(line.rounded for line in lines)
+    return f"{text}; {rounded} of them compute in float32 what the model rounds to 16 bits" if rounded else text
+
+
+def _declined_around(alike: Sequence[Around]) -> str:
+    """The first of some that were declined for one reason, how many more there are, and what the user can do."""
+    more = f", and {len(alike) - 1} more like it" if len(alike) > 1 else ""
+    return f"around attention: {alike[0]}{more}" + (f"; try: {alike[0].hint}" if alike[0].hint else "")
+
+
+@dataclass(frozen=True)
 class CacheLine:
     """One cache of keys or values, where the user asked for buffers in place of caches.
 
@@ -404,11 +477,14 @@ class Report(Shown):
     notes: list[str] = field(default_factory=list)
     caches: Sequence[CacheLine] = ()
     changed_otherwise: bool = False
+    around: Sequence[Around] = ()
+    """The norms and gated activations around the attention, in graph order."""
 
     @property
     def is_changed(self) -> bool:
         """Was anything fused, or did a cache become a buffer?"""
-        return bool(self.count("fused")) or any(cache.present is not None for cache in self.caches)
+        fused = self.count("fused") or any(line.status == "fused" for line in self.around)
+        return bool(fused) or any(cache.present is not None for cache in self.caches)
 
     def count(self, status: Status) -> int:
         """How many softmaxes and attention ops have this status; their gradients are not counted again."""
@@ -417,7 +493,19 @@ class Report(Shown):
     @property
     def softmaxes(self) -> int:
         """How many softmaxes and attention ops there are."""
-        return sum(block.kind not in ("backward", "no_softmax") for block in self.blocks)
+        return sum(block.kind not in ("backward", *WITHOUT_SOFTMAX) for block in self.blocks)
+
+    @property
+    def attentions(self) -> int:
+        """How many attentions there are, with a softmax or without one."""
+        return sum(block.kind not in ("backward", "convolution") for block in self.blocks)
+
+    @property
+    def fused_attentions(self) -> int:
+        """How many of them were fused."""
+        return self.count("fused") - sum(
+            block.kind == "convolution" and block.status == "fused" for block in self.blocks
+        )
 
     @property
     def gradients(self) -> int:
@@ -457,6 +545,17 @@ class Report(Shown):
         return lines
 
     @property
+    def around_lines(self) -> list[str]:
+        """What became of the norms and gated activations around the attention: one line for all that were fused, and
+        one for those that were declined for one reason."""
+        fused = [line for line in self.around if line.status == "fused"]
+        kinds: dict[tuple[object, ...], list[Around]] = {}
+        for line in self.around:
+            if line.status == "declined":
+                kinds.setdefault(line.kind, []).append(line)
+        return [*([_fused_around(fused)] if fused else []), *map(_declined_around, kinds.values())]
+
+    @property
     def summary(self) -> str:
         """One line with the number of blocks of each status, and the time."""
         if not self.blocks:
@@ -468,18 +567,25 @@ class Report(Shown):
         """The summary without the time: the same in every run."""
         if not self.blocks:
             return f"{self.model}: no attention found"
-        parts = [f"{self.count('fused')} fused"]
+        without = [block for block in self.blocks if block.kind in WITHOUT_SOFTMAX]
+
+        def count(status: Status) -> int:
+            return self.count(status) - sum(block.status == status for block in without)
+
+        parts = [f"{count('fused')} fused"]
         if self.gradients:
             parts[0] += f" ({self.gradients} with its gradient)"
-        if already := self.count("already_fused"):
+        if already := count("already_fused"):
             parts.append(f"{already} already fused")
-        if declined := self.count("declined"):
+        if declined := count("declined"):
             parts.append(f"{declined} declined")
-        if other := self.count("not_attention"):
+        if other := count("not_attention"):
             parts.append(f"{other} not attention")
         outcome = f"{self.model}: {', '.join(parts)} (of {self.softmaxes})"
-        if linear := self.count("linear_attention"):
-            outcome += f", {linear} without a softmax"
+        for kind, words in (("no_softmax", "linear attention"), ("convolution", "causal convolution")):
+            of_kind = [block.status for block in without if block.kind == kind]
+            if of_kind:
+                outcome += f"; {words}: {of_kind.count('fused')} fused (of {len(of_kind)})"
         return outcome
 
     @property
@@ -492,7 +598,7 @@ class Report(Shown):
     @property
     def _lines(self) -> list[str]:
         """What stands below the table."""
-        lines = [*self.advice, *self.missed, *map(str, self.caches), *self.notes, self.summary]
+        lines = [*self.advice, *self.missed, *self.around_lines, *map(str, self.caches), *self.notes, self.summary]
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:
@@ -510,6 +616,7 @@ class Report(Shown):
                 "not_attention": self.count("not_attention"),
                 "linear_attention": self.count("linear_attention"),
             },
+            "around": [line.to_json() for line in self.around],
             "caches": [asdict(cache) for cache in self.caches],
             "notes": self.notes,
             "seconds": round(self.seconds, 3),

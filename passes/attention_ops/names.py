@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, names
+from fa_compiler.op_registry import DOMAIN, attention_names
 
 NPU = ("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention")
 """The attention operators that ATC's parser knows in the domain npu, and in the standard domain, too."""
@@ -30,7 +30,7 @@ ATTENTION_OPS = {
     ("com.microsoft", "QOrderedAttention"),
     ("com.microsoft", "QOrderedLongformerAttention"),
     *((domain, name) for domain in ("npu", "", "ai.onnx") for name in NPU),
-    *((DOMAIN, name) for name in names()),
+    *((DOMAIN, name) for name in attention_names()),
 }
 
 

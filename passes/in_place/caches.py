@@ -26,7 +26,7 @@ whose rows are moved or written otherwise, in front of the Concat or behind it:
 
     rolling window   Slice or Split: the oldest rows are dropped
     beams            Gather, GatherND, GatherElements: the batch entries change their order
-    a buffer         ScatterND, ScatterElements, TensorScatter write the new rows
+    a buffer         ScatterND, ScatterElements, TensorScatter write the new rows, also between two Transposes
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import holds_output, inputs_of, int_attr, is_op, subgraphs
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+WRITERS = ("ScatterND", "ScatterElements", "TensorScatter")
 MOVES = {
     **dict.fromkeys(
         ("Slice", "Split"), "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones"
@@ -50,11 +51,10 @@ MOVES = {
         ("Gather", "GatherND", "GatherElements"),
         "its rows are gathered, as beams are: that copies it, whether it is a buffer or not",
     ),
-    **dict.fromkeys(
-        ("ScatterND", "ScatterElements", "TensorScatter"), "it is a buffer already, in which its rows are written"
-    ),
+    **dict.fromkeys(WRITERS, "it is a buffer already, in which its rows are written"),
 }
 """What operators make of a cache otherwise than that it grows by a Concat."""
+TURNED = "it is a buffer already, in which its rows are written, but between two Transposes, which copy all of it"
 NAMES = ("past", "cache")
 """An input whose name contains one of these is reported as a cache, whatever reads it."""
 
@@ -154,6 +154,16 @@ def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
     return None
 
 
+def _turned_writer(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
+    """The node that writes rows into a transposed cache, whose result is transposed back to an output."""
+    for turned in _taking(past, info):
+        for writer in _taking(turned.outputs[0], info) if is_op(turned, "Transpose") else ():
+            back = [node for node in _taking(writer.outputs[0], info) if is_op(node, "Transpose")]
+            if is_op(writer, *WRITERS) and any(_gives_output(node, info) for node in back):
+                return writer
+    return None
+
+
 def _gives_output(node: ir.Node, info: ShapeInfo) -> bool:
     """Is a result of the node, or an alias of it, an output of the model?"""
     return any(holds_output(aliases_of(output, info)) for output in node.outputs)
@@ -164,9 +174,10 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
 
     def words(decline: Decline) -> Decline:
         mover = _mover(past, info)
-        if mover is None:
-            return decline
-        return Decline(Code.SHAPE, MOVES[mover.op_type], mover)
+        if mover is not None:
+            return Decline(Code.SHAPE, MOVES[mover.op_type], mover)
+        writer = _turned_writer(past, info)
+        return decline if writer is None else Decline(Code.SHAPE, TURNED, writer)
 
     return reworded(lambda: _read(past, info), words)
 

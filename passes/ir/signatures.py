@@ -55,6 +55,12 @@ _CONTRIB = {
         "output present_key present_value qk",
         "mask_filter_value num_heads output_qk past_present_share_buffer scale",
     ),
+    "CausalConvWithState": Signature.of(
+        "input weight bias past_state",
+        "output present_state state_update",
+        "activation channels_last dilation input_channel_offset input_channels ndim state_channels_last state_length "
+        "state_update_capacity state_window",
+    ),
     "FusedMatMul": Signature.of("A B", "Y", "alpha transA transB transBatchA transBatchB"),
     "GroupQueryAttention": Signature.of(
         "query key value past_key past_value seqlens_k total_sequence_length cos_cache sin_cache position_ids "
@@ -63,6 +69,11 @@ _CONTRIB = {
         "causal do_rotary k_norm_epsilon k_quant_type kv_cache_bit_width kv_num_heads local_window_size num_heads "
         "q_norm_epsilon qk_norm_epsilon qk_output rotary_interleaved scale sliding_window_cache smooth_softmax softcap "
         "v_quant_type",
+    ),
+    "LinearAttention": Signature.of(
+        "query key value past_state decay beta",
+        "output present_state",
+        "chunk_size kv_num_heads q_num_heads scale state_window update_rule",
     ),
     "MatMulIntegerToFloat": Signature.of("A B a_scale b_scale a_zero_point b_zero_point bias", "Y"),
     "MatMulNBits": Signature.of(
@@ -123,6 +134,15 @@ SIGNATURES: dict[tuple[str, str], Signature] = {
         "is_causal kv_num_heads left_window_size q_num_heads qk_matmul_output_mode right_window_size scale softcap "
         "softmax_precision",
         version=NEWEST_OPSET,
+    ),
+    ("", "LinearAttention"): Signature.of(
+        "query key value past_state decay beta",
+        "output present_state",
+        "chunk_size kv_num_heads q_num_heads scale update_rule",
+        version=NEWEST_OPSET,
+    ),
+    ("", "CausalConvWithState"): Signature.of(
+        "input weight bias past_state", "output present_state", "activation", version=NEWEST_OPSET
     ),
     ("ai.onnx.preview", "FlexAttention"): Signature.of("Q K V", "Y", "prob_mod scale score_mod softmax_precision"),
     **{(CONTRIB, name): signature for name, signature in _CONTRIB.items()},

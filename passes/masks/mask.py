@@ -660,7 +660,7 @@ class MaskPlanner:
         if structured.packing is not None:
             return "packed sequences are not told apart where masked keys keep a score"
         if self.options.needs_dense_mask:
-            return f"{self.options.soc_version} takes only masks that hold every excluded key"
+            return f"{self.options.soc_version} has no sparse_mode for it: its masks are tensors of all rows and keys"
         if structured.mode is None:
             return None
         if structured.padding and self.options.target != "ort" and NO_EMPTY_ROWS not in self.options.assume:

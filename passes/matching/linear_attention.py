@@ -6,7 +6,7 @@
 Grammar, read upwards from the node that is named; the code cites the numbers of the cases:
 
     linear_attention :=
-      1     LinearAttention(...) | LinearAttentionGate(...)          of ONNX or com.microsoft
+      1     GatedDeltaNet(...) | LinearAttentionGate(...)            of com.microsoft; LinearAttention is converted
       2   | product(query, state)                          summed over the features of the keys
       3   | product(weighted(product(query, key)), value)            summed over the tokens of the keys
       4   | state' := Add(decayed(state), update)          an input and an output of the graph, as in the body of a Loop
@@ -56,7 +56,7 @@ from fa_compiler.passes.matching.weights import holds_weights, is_matrix
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.values.facts import Facts
 
-READY_MADE = ("LinearAttention", "LinearAttentionGate")  # 1
+READY_MADE = ("GatedDeltaNet", "LinearAttentionGate")  # 1
 FEATURES = (*BETWEEN, "Sin", "Cos", "ReduceSum", "ReduceL2", "ReduceMean", "CumSum", "LpNormalization", "Reciprocal")
 """What may stand between a layer and the queries or keys: feature maps, norms, rotary positions, decays."""
 MOVING = (*MOVES, "Split", "Cast", "Mul", "Div", "Neg")

@@ -120,7 +120,10 @@ def build(
         hint = None
         if words:
             hint = vouching(words)
-        raise Decline(Code.ILLEGAL, "310P takes no bias, and a mask whose empty rows matter is one here", node, hint)
+        reason = "the operator of 310P takes no bias"
+        if words:
+            reason += "; a mask becomes one where rows may be masked everywhere, because their result depends on it"
+        raise Decline(Code.ILLEGAL, reason, node, hint)
     inputs = dict(call.inputs)
     dtype = builder.info.dtype(inputs["query"])
     if dtype not in SIXTEEN_BITS:

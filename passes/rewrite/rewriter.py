@@ -375,6 +375,12 @@ class Rewriter:
         for node in self.made[made:]:
             note_replaced(node, gone)
 
+    def adopt(self, old: ir.Node, made: ir.Node) -> None:
+        """Count a node that was made elsewhere as fused, in the place of one that is superfluous."""
+        note_replaced(made, [old])
+        self.replaced.append(old)
+        self.made.append(made)
+
     def finish(self) -> None:
         """Remove the nodes that fusion made superfluous, with the dead nodes that read them, and restore a topological
         order."""

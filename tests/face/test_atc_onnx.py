@@ -120,6 +120,12 @@ def test_route_npu(tmp_path: Path) -> None:
     assert not (out / "plugin").exists()
     model = onnx.load(out / "model.onnx")
     assert [(node.domain, node.op_type) for node in model.graph.node] == [("npu", "NPUPromptFlashAttention")]
+    (block,) = json.loads((out / "report.json").read_text())["fusion"]["blocks"]
+    assert (block["op"], block["node"], block["assumed"]) == (
+        "NPUPromptFlashAttention",
+        model.graph.node[0].name,
+        [],
+    )
     assert check(out / "model.onnx", []) == []
 
 
@@ -147,9 +153,10 @@ def test_route_npu_refuses_by_node(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "attn/FlashAttentionScore" in error
     assert "half-attention" in error
     assert list(tmp_path.iterdir()) == [source]
-    assert (
-        main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu", "--assume", "half-attention", "--quiet"]) == 0
-    )
+    assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu", "--assume", "half-attention"]) == 0
+    assert "NPUPromptFlashAttention" in (said := capsys.readouterr().out) and "assuming half-attention" in said
+    (block,) = json.loads((out / "report.json").read_text())["fusion"]["blocks"]
+    assert block["node"] in {node.name for node in onnx.load(out / "model.onnx").graph.node}
 
 
 @pytest.mark.parametrize("route", ["onnx", "air"])
@@ -169,6 +176,8 @@ def test_without_attention_there_is_no_plugin(tmp_path: Path) -> None:
     words = ["--soc-version", "Ascend910B2", "--input-shape", "x:3,4", "--route", "onnx", "--quiet"]
     assert main(["atc", str(source), "-o", str(out), *words]) == 0
     assert written(out) == ["atc.sh", "model.onnx", "report.json"]
+    notes = json.loads((out / "report.json").read_text())["fusion"]["notes"]
+    assert notes == ["nothing was fused: the output is the model as ATC's parser takes it"]
 
 
 def test_weights_in_files(tmp_path: Path) -> None:

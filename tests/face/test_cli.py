@@ -642,6 +642,8 @@ def test_registry(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     text = capfd.readouterr().out
     assert "REG_OP(FlashAttentionScore)" in text
     assert ".OPTIONAL_INPUT(sink" in text
+    assert "\n// FA.3: head_num is positive and equals the head count of query.\n" in text
+    assert "the extension EXT-VALUE-WIDER also allows" in text and "`" not in text
     assert main(["registry", "show", "FlashAttentionScore", "--cann", "8.0"]) == 0
     assert ".OPTIONAL_INPUT(sink" not in capfd.readouterr().out
 

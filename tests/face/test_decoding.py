@@ -176,6 +176,61 @@ def test_the_caches_of_a_prompt_have_its_own_names() -> None:
     assert session.step({"x": np.ones((2, 1, 4), np.float32)})["y"][0, 0, 0] == 4
 
 
+def windowed(window: int = 4) -> onnx.ModelProto:
+    """A layer that attends to the last tokens, and hands on the width of its window, beside one that attends to all."""
+    return onnx.parser.parse_model(
+        f"""<ir_version: 8, opset_import: ["": 17]>
+        g (float[batch,new,4] x, float[batch,past_w,4] past_w, float[batch,past_k,4] past_k, int64 past_window) =>
+          (float[batch,new,4] y, float[batch,total_w,4] present_w, float[batch,total,4] present_k, int64 present_window)
+        <int64 zero = {{0}}, int64 one = {{1}}, int64 width = {{{window}}}, int64[1] axis = {{1}},
+         float none = {{-3.0e38}}, int64[1] first = {{0}}>
+        {{ present_w = Concat<axis=1>(past_w, x) present_k = Concat<axis=1>(past_k, x)
+           present_window = Identity(past_window)
+           shape = Shape<start=1, end=2>(present_w) total = Squeeze(shape, first)
+           places = Range(zero, total, one) border = Sub(total, width) low = Less(places, border)
+           t = Transpose<perm=[0,2,1]>(present_w) s = MatMul(x, t) m = Where(low, none, s) p = Softmax<axis=-1>(m)
+           u = MatMul(p, present_w) t2 = Transpose<perm=[0,2,1]>(present_k) s2 = MatMul(x, t2) p2 = Softmax<axis=-1>(s2)
+           u2 = MatMul(p2, present_k) y = Add(u, u2) }}"""
+    )
+
+
+def test_a_window_whose_cache_holds_the_last_tokens() -> None:
+    """torch keeps 3 tokens of a window of 4. With the number of all tokens that gives what all of them give."""
+    tokens = np.random.default_rng(0).standard_normal((2, 8, 4)).astype(np.float32)
+    whole, part = fa_compiler.DecodingSession(windowed()), fa_compiler.DecodingSession(windowed())
+    assert whole.inputs == ("x",)  # the width is handed on, so that any number will do
+    for place in range(6):
+        assert list(whole.step({"x": tokens[:, place : place + 1]})) == ["y"]
+    caches = {name: array[:, -3:] if name == "past_w" else array for name, array in whole.caches.items()}
+    with pytest.raises(
+        InputError, match=r"'past_w' holds 3, 'past_k' holds 6; .* take_caches\(.., length=all tokens\)"
+    ):
+        part.take_caches(caches)
+    with pytest.raises(InputError, match="hold 6 tokens, which is more than length=5"):
+        part.take_caches(caches, length=5)
+    part.take_caches(caches, length=6)
+    for place in (6, 7):
+        given = {"x": tokens[:, place : place + 1]}
+        np.testing.assert_array_equal(part.step(given)["y"], whole.step(given)["y"])
+    assert {name: array.shape[1] for name, array in part.caches.items()} == {"past_w": 5, "past_k": 8}
+    part.rewind(7)
+    with pytest.raises(InputError, match="'past_w' was given with the last tokens of its window"):
+        part.rewind(5)
+    part.reset()
+    assert part.step({"x": tokens[:, :1]})["y"].shape == (2, 1, 4)
+
+
+def test_a_cache_without_a_window_needs_all_tokens() -> None:
+    session = fa_compiler.DecodingSession(windowed())
+    caches = {"past_w": np.ones((1, 3, 4), np.float32), "past_k": np.ones((1, 3, 4), np.float32)}
+    session.take_caches(caches, length=6)
+    with pytest.raises(
+        InputError, match="reads tokens that a cache does not hold, .* of all 6 tokens .fewer are in past_w"
+    ):
+        session.step({"x": np.ones((1, 1, 4), np.float32)})
+    assert session.length == 6
+
+
 @pytest.mark.parametrize("length", [1.5, "a", True, None])
 def test_what_is_no_number_of_tokens(length: Any) -> None:
     session = fa_compiler.DecodingSession(recurrent())
@@ -338,6 +393,7 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"input_ids": np.zeros((1, 0), np.int64)}, "the step has no tokens"),
         ({"input_ids": [[1], [2]]}, "the caches are those of 1 sequences, and the step has 2; reset"),
         ({"input_ids": [[10**6]]}, "'input_ids' holds 1000000, and .* knows the numbers up to 98"),
+        ({"input_ids": [[-100]]}, "'input_ids' holds -100, and .* knows the numbers from -99 upwards"),
     ],
 )
 def test_faults_of_a_step(inputs: Any, said: str) -> None:

@@ -46,6 +46,7 @@ def test_command_line(step: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert main(["optimize", str(step), "-o", str(out), *options]) == 0
     printed = capfd.readouterr().out
     assert "cache past_k: a buffer, written in place as new_k; cache_length counts its tokens" in printed
+    assert "session.step(inputs)    # session.inputs names what a step takes" in printed  # it has no input_ids
     assert "all 3 outputs agree" in printed
     wanted = [
         {"past": f"past_{name}", "present": f"new_{name}", "axis": 2, "length": "cache_length"} for name in ("k", "v")

@@ -187,6 +187,7 @@ def test_a_session_takes_our_arguments_and_no_others() -> None:
     session = fa_compiler.InferenceSession(model, assume=["no-empty-rows"], disabled_optimizers=["ConstantFolding"])
     assert session.fusion_report is not None
     assert session.fusion_report.count("fused") == 1
+    assert repr(session) == "<InferenceSession model: 1 fused (of 1)>"
     with pytest.raises(TypeError, match="unexpected keyword argument 'foo'"):
         fa_compiler.InferenceSession(model, foo=3)
     with pytest.raises(InputError, match="unknown assumption 'nonsense'"):

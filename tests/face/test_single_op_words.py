@@ -151,3 +151,8 @@ def test_what_no_product_runs_is_refused_without_a_product() -> None:
     with pytest.raises(InputError, match="cannot run on any product in this form: FA.3 .* head_num is 3, expected 2"):
         by_hand("FlashAttentionScore", inputs, [], ["head_num=3", "input_layout=BNSD"], [], None, None)
     by_hand("FlashAttentionScore", inputs, [], ["head_num=2", "input_layout=BNSD"], [], None, None)
+
+
+def test_an_operator_that_ascend_does_not_have() -> None:
+    with pytest.raises(InputError, match="for ONNX Runtime, which no Ascend product has"):
+        by_hand("FlashLinearAttention", ["query=1,4,8:float16"], [], [], [], None, None)

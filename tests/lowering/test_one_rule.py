@@ -13,7 +13,7 @@ import pytest
 from fa_compiler import ops, reference
 from fa_compiler.lowering.ort.eager import compute
 from fa_compiler.op_registry import NodeError, as_arrays, full_attrs, get, refusal
-from tests.corrupted import PREFIX_MASK, TRIANGLE, Case, asks_the_kernel, corrupted, flat
+from tests.corrupted import PREFIX_MASK, TRIANGLE, WITH_KERNEL, Case, asks_the_kernel, corrupted, flat
 from tests.examples import examples
 
 from .refusals import refused
@@ -27,9 +27,11 @@ def test_corrupted_calls_are_computed_or_refused_by_name(seed: int) -> None:
     for case in corrupted(seed, COUNT // 4):
         said = outcome(reference.run, case)
         spec = get(case.op_type, case.cann)
-        names = {*case.inputs, *case.attrs, *spec.input_names, *spec.attr_names}
+        # A variant may lack an input that a call of its layout needs, so those of the newest one count, too.
+        names = {*case.inputs, *case.attrs, *spec.input_names, *spec.attr_names, *get(case.op_type).input_names}
         assert said is None or any(name in said for name in names), (case.op_type, case.change, said)
-        check_against_the_kernel(case, said)
+        if case.op_type in WITH_KERNEL:
+            check_against_the_kernel(case, said)
 
 
 def outcome(run: Any, case: Case) -> str | None:

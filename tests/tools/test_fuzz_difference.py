@@ -202,3 +202,20 @@ def test_integers_may_be_as_far_apart_as_the_last_bits_of_inputs_move_them(kind:
     np.testing.assert_array_equal(right, [[4, 24]])
     allowed = [gap for gap in (0, 1, 3, 90) if compared.fault(0, right, (right + gap).astype(np.int8)) is None]
     assert allowed == ([0, 1, 3] if kind == "float16" else [0, 1])
+
+
+def test_nan_has_no_integer() -> None:
+    """ONNX Runtime's ReduceMax loses the NaN beside -inf, onnx's reference evaluation does not: so every integer is as
+    good in the first row, and only the original's in the second."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 9, opset_import: ["": 17]>
+        g (float[2,2] x) => (int8[2,1] y) <float low = {-inf}, float zero = {0}, float step = {0.5}, int8 none = {0}>
+        { m = ReduceMax<axes=[1]>(x) e = Equal(m, low) w = Where(e, zero, m) y = QuantizeLinear(w, step, none) }"""
+    )
+    arrays: dict[str, Array] = {"x": np.array([[-np.inf, np.nan], [1.0, 2.0]], np.float32)}
+    original = session(model, custom=False)
+    compared = Comparison(model, original, Feed("", arrays))
+    (wanted,) = run_original(original, arrays)
+    np.testing.assert_array_equal(wanted, [[0], [4]])
+    assert compared.fault(0, wanted, np.array([[-128], [4]], np.int8)) is None
+    assert compared.fault(0, wanted, np.array([[-128], [-128]], np.int8)) is not None

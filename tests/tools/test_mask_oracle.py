@@ -34,6 +34,13 @@ MODELS: dict[str, tuple[str, str, str]] = {
         f"z = Constant<value_float=0.0>() f = Constant<value_float={LOWEST}>() a = Where(m, z, f) x = Add(s, a)",
         "atten_mask",
     ),
+    "a bias, then a negated multiple of the lowest number": (
+        "int32[T] m, float[2,4,1,T] b",
+        "t1 = Tanh(b) w = Constant<value_float=100.0>() c = Mul(t1, w) d = Add(s, c) "
+        "o = Constant<value_float=1.0>() n = Cast<to=1>(m) i = Sub(o, n) "
+        f"f = Constant<value_float={LOWEST}>() a = Mul(i, f) g = Neg(a) x = Sub(d, g)",
+        "real_shift",
+    ),
     "a given bias": ("float[2,1,S,T] m", "x = Add(s, m)", "real_shift"),
     "a bias, then a selection": (
         "float[1,4,S,T] b, bool[2,1,1,T] m",

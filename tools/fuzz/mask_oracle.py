@@ -150,7 +150,10 @@ class _Rows:
         if (known := facts.sets.of(value)) is not None:
             numbers = sorted(known)
             return numbers if len(numbers) <= MOST_NUMBERS else [*numbers[:2], *numbers[-2:]]
-        if (interval := facts.bounds.unless_nan(value)) is not None:
+        interval, factor = facts.bounds.unless_nan(value), self._huge_factor(value)
+        if factor is not None and (interval is None or math.inf in (-interval[0], interval[1])):
+            return [0.0, factor, factor / 2]
+        if interval is not None:
             low, high = (
                 math.copysign(LONGEST, end) if POSITIONS[0] < abs(end) < POSITIONS[1] else end for end in interval
             )
@@ -159,8 +162,6 @@ class _Rows:
             return [low, *inside, *([] if high in (low, math.inf) else [high])]
         if is_score_like(value, self.values.viewer):
             return [*SCORES]
-        if (factor := self._huge_factor(value)) is not None:
-            return [0.0, factor, factor / 2]
         dtype = self.values.viewer.info.dtype(value)
         return [*SCORES, *(x for x in LARGE if dtype is not ir.DataType.FLOAT16 or not RANGE_16 < -x < math.inf)]
 
@@ -168,12 +169,14 @@ class _Rows:
         """The huge constant that an addend is a multiple of, as (1 - mask) * low is; None of other addends."""
         viewer = self.values.viewer
         view = viewer.view(value, factors=False)
-        product = (value if view is None else view.base).producer()
+        product, sign = (value if view is None else view.base).producer(), 1.0
+        while product is not None and product.op_type == "Neg" and product.inputs[0] is not None:
+            product, sign = product.inputs[0].producer(), -sign
         if product is None or product.op_type != "Mul":
             return None
         numbers = (viewer.facts.sets.of(factor) for factor in product.inputs)
         alone = [next(iter(known)) for known in numbers if known is not None and len(known) == 1]
-        return next((number for number in alone if math.isfinite(number) and abs(number) >= HUGE), None)
+        return next((sign * number for number in alone if math.isfinite(number) and abs(number) >= HUGE), None)
 
     def _excludes_nothing(self, term: Term) -> bool:
         structure = self.planned.planner.structure((term,))

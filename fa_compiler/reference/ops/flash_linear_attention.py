@@ -44,7 +44,7 @@ def flash_linear_attention(call: OpCall) -> dict[str, Output]:
         present[entry] = state
     output *= call.attrs["scale"] or size**-0.5
     return {
-        "output": Output(output.reshape(batch, tokens, -1), query.dtype),
+        "output": Output(output.reshape(batch, tokens, out_heads * width), query.dtype),
         "present_state": Output(present, query.dtype if past is None else past.dtype),
     }
 
@@ -90,7 +90,7 @@ class _Rows:
         added = value
         if self.beta is not None:
             added = self.beta[b, t] * (value - np.einsum("hdv,hd->hv", state, key))
-        after = state + key[..., None] * added[:, None]
+        after: Floats = state + key[..., None] * added[:, None]
         if self.write is not None and self.read is not None:
             after += self.write[b, t][..., None] * np.einsum("hdv,hd->hv", state, self.read[b, t])[:, None]
         return after

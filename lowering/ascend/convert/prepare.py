@@ -1,4 +1,5 @@
-"""Prepares an ONNX model for the forward table: without functions, and with fewer kinds of operators.
+"""Prepares an ONNX model for the forward table: without functions, and with fewer kinds of operators. The registry's
+operators stay what they are, whatever functions a file has of them.
 
 ONNX defines some operators as functions of other operators (CastLike, Attention, GroupNormalization and so on). Such an
 operator is replaced by its definition if the forward table has no row for it.
@@ -14,6 +15,7 @@ import onnx.defs
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
+from fa_compiler.lowering.onnx_file import restore_graph_operators
 from fa_compiler.passes.ir.nodes import STANDARD, all_nodes, remember_versions
 from fa_compiler.passes.prepare.functions import drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
@@ -52,6 +54,7 @@ def prepare(model: ir.Model, known: Known) -> tuple[ir.Model, ShapeInfo]:
     is not `known`."""
     model = model.clone()
     drop_shadowed(model)
+    restore_graph_operators(model)
     if model.functions:
         InlinePass()(model)
     info = analyse(model)

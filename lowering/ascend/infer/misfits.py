@@ -282,13 +282,27 @@ def _largest(call: OpFacts) -> None:
         raise InferenceError(f"an axis of {x[axis]} has no {count} largest elements")
 
 
-@_refuses("RmsNorm")
+@_refuses("RmsNorm", "AddRmsNorm")
 def _weights(call: OpFacts) -> None:
-    x, gamma = call.x().shape, call.x("gamma").shape
-    if x is None or gamma is None:
+    name = "x" if call.op.type == "RmsNorm" else "x1"
+    x, gamma = call.x(name).shape, call.x("gamma").shape
+    if x is None:
         return
-    if len(gamma) > len(x) or not shapes_agree(x[len(x) - len(gamma) :], gamma):
-        raise InferenceError(f"gamma has the shape {list(gamma)}, x {list(x)}")
+    if gamma is not None and (len(gamma) > len(x) or not shapes_agree(x[len(x) - len(gamma) :], gamma)):
+        raise InferenceError(f"gamma has the shape {list(gamma)}, {name} {list(x)}")
+    if name == "x1" and not shapes_agree(x, other := call.x("x2").shape):
+        raise InferenceError(f"x2 has the shape {list(other or ())}, x1 {list(x)}")
+
+
+@_refuses("SwiGlu")
+def _halves(call: OpFacts) -> None:
+    x, dim = call.x().shape, call.attr("dim")
+    if x is None:
+        return
+    if not -len(x) <= dim < len(x):
+        raise InferenceError(f"dim is {dim}, x has {len(x)} axes")
+    if x[dim] % 2 and x[dim] != UNKNOWN:
+        raise InferenceError(f"x has the shape {list(x)}, which has no halves along the axis {dim}")
 
 
 @_refuses(hcom.ALL_GATHER)

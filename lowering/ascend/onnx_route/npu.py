@@ -18,6 +18,7 @@ too, unless the user agreed to a cast.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -25,7 +26,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, verify
 from fa_compiler.passes.answer.decline import Decline
-from fa_compiler.passes.answer.options import EMPTY_BIAS, Options
+from fa_compiler.passes.answer.options import EMPTY_BIAS, HALF_ATTENTION, Options
 from fa_compiler.passes.emit.build import PREFIX, Builder, Names
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT, all_graphs, remember_versions, text_attr
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
@@ -45,13 +46,26 @@ ATTRIBUTES = (
 _SWAP = {"perm": (1, 0, 2)}
 
 
-def to_prompts(model: ir.Model, options: Options) -> None:
+@dataclass(frozen=True)
+class Replaced:
+    """The node that took the place of an attention, its layout, and what of the user's assumptions it needs."""
+
+    node: str
+    layout: str
+    assumed: tuple[str, ...] = ()
+
+
+def to_prompts(model: ir.Model, options: Options) -> dict[str, Replaced]:
     """Replace every FlashAttentionScore of a model by a PromptFlashAttention of our domain, in place.
+
+    Returns:
+        What took the place of each, by its name.
 
     Raises:
         UnsupportedModel: nodes have no such form; the error lists all of them with their reasons.
     """
     problems: list[str] = []
+    replaced: dict[str, Replaced] = {}
     graphs = remember_versions(model)
     info = analyse(model)
     names = Names.of(graphs)
@@ -59,7 +73,8 @@ def to_prompts(model: ir.Model, options: Options) -> None:
         builder = Builder(graph, names, info)
         for node in [node for node in graph if node.domain == DOMAIN]:
             try:
-                _to_prompt(node, builder, options)
+                if node.op_type != prompt.OP:
+                    replaced[node.name or ""] = _to_prompt(node, builder, options)
             except Decline as decline:
                 own = None if decline.hint == decline.code.advice else decline.hint
                 problems.append(problem_at(node, "; ".join(filter(None, (decline.reason, own)))))
@@ -69,22 +84,27 @@ def to_prompts(model: ir.Model, options: Options) -> None:
             restore_order(graph)
     if problems:
         raise UnsupportedModel(problems)
+    return replaced
 
 
-def to_npu(model: ir.Model, empty_bias: bool) -> None:
+def to_npu(model: ir.Model, empty_bias: bool) -> dict[str, Replaced]:
     """Write every PromptFlashAttention of our domain as the parser's NPUPromptFlashAttention, in place.
+
+    Returns:
+        What took the place of each, by its name.
 
     Raises:
         UnsupportedModel: the parser's plugin cannot connect the inputs of nodes; the error lists all of them.
     """
     problems: list[str] = []
+    replaced: dict[str, Replaced] = {}
     graphs = all_graphs(model)
     names = Names.of(graphs)
     for graph in graphs:
         builder = Builder(graph, names, analyse(model))
         for node in [node for node in graph if node.domain == DOMAIN]:
             try:
-                _to_npu(node, builder, empty_bias)
+                replaced[node.name or ""] = _to_npu(node, builder, empty_bias)
             except UnsupportedNode as reason:
                 problems.append(problem_at(node, str(reason)))
         if not problems:
@@ -93,11 +113,10 @@ def to_npu(model: ir.Model, empty_bias: bool) -> None:
         raise UnsupportedModel(problems)
     model.opset_imports[NPU] = NPU_VERSION
     model.opset_imports.pop(DOMAIN, None)
+    return replaced
 
 
-def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
-    if node.op_type == prompt.OP:
-        return
+def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> Replaced:
     if node.op_type != prompt.TRAINING:
         raise UnsupportedNode("ATC's own parser has no plugin for it that works; use --route air or onnx")
     old, turned = node.outputs[-1], _turn(node, builder)
@@ -111,10 +130,12 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> None:
     for violation in verify(node_view(made, builder.info), options.ascend_product, options.cann):
         raise UnsupportedNode(str(violation))
     wanted = builder.info.dtype(old)
+    is_cast = wanted is not None and wanted is not result.dtype
     if wanted is not None:
         result = builder.cast(result, wanted)
     replace_value(old, builder.op("Transpose", [result], wanted, _SWAP) if turned else result)
     sweep(builder.graph, [node])
+    return Replaced(made.name or "", text_attr(made, "input_layout", ""), (HALF_ATTENTION,) if is_cast else ())
 
 
 def _turn(node: ir.Node, builder: Builder) -> bool:
@@ -128,8 +149,9 @@ def _turn(node: ir.Node, builder: Builder) -> bool:
     return True
 
 
-def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> None:
+def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> Replaced:
     call = _prompt_call(node)
+    assumed: tuple[str, ...] = ()
     names = ["query", "key", "value"]
     inputs, attrs = dict(call.inputs), dict(call.attrs)
     if "atten_mask" in inputs or "pse_shift" in inputs:
@@ -142,6 +164,7 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> None:
             )
         dtype = builder.info.dtype(inputs["query"]) or ir.DataType.FLOAT16
         inputs["pse_shift"] = builder.constant(np.zeros(0, dtype.numpy()), "no_bias")
+        assumed = (EMPTY_BIAS,)
     elif "pse_shift" in inputs and "atten_mask" not in inputs:
         inputs["atten_mask"] = _nothing_masked(inputs, str(attrs["input_layout"]), builder)
         attrs["sparse_mode"] = 1
@@ -160,6 +183,7 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> None:
     out.name = builder.names.new(f"{made.name}_attention_out")
     replace_value(old, out)
     sweep(builder.graph, [node])
+    return Replaced(made.name or "", str(attrs["input_layout"]), assumed)
 
 
 def _nothing_masked(inputs: Mapping[str, ir.Value], layout: str, builder: Builder) -> ir.Value:

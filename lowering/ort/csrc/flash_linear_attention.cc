@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "op.hpp"
+#include "types.hpp"
 #include "variants.hpp"
 
 namespace fa {

@@ -6,7 +6,7 @@
 namespace fa {
 
 const char* best_variant() {
-#define FA_VARIANT(isa, attention, gradient, sparse, decode, supported, preferred) \
+#define FA_VARIANT(isa, attention, gradient, sparse, decode, linear, supported, preferred) \
   if ((supported) && (preferred)) return #isa;
 #include "variants.inc"
 #undef FA_VARIANT

@@ -8,14 +8,14 @@
 
 namespace fa {
 
-#define FA_VARIANT(isa, attention, gradient, sparse, decode, supported, preferred) FA_DECLARE_KERNELS(isa)
+#define FA_VARIANT(isa, attention, gradient, sparse, decode, linear, supported, preferred) FA_DECLARE_KERNELS(isa)
 #include "variants.inc"
 #undef FA_VARIANT
 FA_DECLARE_KERNELS(reference)
 
 namespace {
 
-// CMakeLists.txt writes variants.inc: FA_VARIANT for each instruction set, the best one first. attention_of to decode_of are the
+// CMakeLists.txt writes variants.inc: FA_VARIANT for each instruction set, the best one first. attention_of to linear_of are the
 // instruction sets that each kernel is compiled for. `supported` checks that the processor has the instructions and that the
 // operating system saves their registers. Where `preferred` does not hold, a worse variant is faster. The reference is used only
 // if FA_COMPILER_ISA names it.
@@ -26,12 +26,12 @@ namespace {
     static const bool is = condition;  \
     return is;                         \
   }
-#define FA_VARIANT(isa, attention_of, gradient_of, sparse_of, decode_of, supported, preferred)                        \
+#define FA_VARIANT(isa, attention_of, gradient_of, sparse_of, decode_of, linear_of, supported, preferred)             \
   {#isa, FA_ONCE(supported), FA_ONCE(preferred), attention_of::attention, gradient_of::gradient,                      \
-   &sparse_of::sparse_kernels, decode_of::decode},
+   &sparse_of::sparse_kernels, decode_of::decode, &linear_of::linear_kernels},
 constexpr Variant kVariants[] = {
 #include "variants.inc"
-    FA_VARIANT(reference, reference, reference, reference, reference, true, false)
+    FA_VARIANT(reference, reference, reference, reference, reference, reference, true, false)
 };
 #undef FA_VARIANT
 #undef FA_ONCE

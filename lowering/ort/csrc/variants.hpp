@@ -3,6 +3,7 @@
 
 #include "decode.hpp"
 #include "gradient.hpp"
+#include "linear.hpp"
 #include "sparse/problem.hpp"
 
 namespace fa {
@@ -15,6 +16,7 @@ struct Variant {
   Gradient gradient;
   const sparse::Kernels* sparse;
   Decoding decode;
+  const linear::Kernels* linear;
 };
 
 // Declares the kernels of one variant, in namespace fa. Those of an instruction set are compiled from kernel/, those of
@@ -25,6 +27,7 @@ struct Variant {
   Outcome gradient(const Gradients&, const Runtime&);          \
   Outcome decode(const Decode&, const Runtime&);               \
   extern const sparse::Kernels sparse_kernels;                 \
+  extern const linear::Kernels linear_kernels;                 \
   }
 
 // The variant that FA_COMPILER_ISA names, or the best one that this machine runs. Throws std::runtime_error if the name

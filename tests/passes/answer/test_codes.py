@@ -151,6 +151,13 @@ PROVOKED: dict[Code, Provoked] = {
             initializers="<float[2,2,1] w = {1,2,3,4}>",
         )
     ),
+    Code.READ_INSIDE: Provoked(
+        text(
+            "s = Mul(q, q) m = ReduceMean<axes=[-1]>(s) r = Sqrt(m) n = Div(q, r) y = Add(n, r)",
+            outputs="float[B,4,S,8] y",
+        ),
+        "ascend",
+    ),
     Code.BUDGET: Provoked(after("x = Identity(s)"), steps=1),
     Code.NOT_ATTENTION: Provoked(text("p = Softmax<axis=-1>(q)", outputs="float[B,4,S,8] p")),
 }
@@ -165,7 +172,7 @@ def test_code(code: Code) -> None:
     provoked = PROVOKED[code]
     model = provoked.model()
     report = provoked.report(model)
-    block = next((block for block in report.blocks if block.code == code), None)
+    block = next((block for block in [*report.blocks, *report.around] if block.code == code), None)
     assert block is not None, report.blocks
     assert block.status == (code if code in (Code.NOT_ATTENTION, Code.LINEAR, Code.ALREADY_FUSED) else "declined")
     assert block.reason

@@ -179,7 +179,7 @@ LOST = {
     ),
     "a product": Lost(
         DENSE,
-        "310P takes only masks that hold every excluded key",
+        "310P has no sparse_mode for it: its masks are tensors of all rows and keys",
         "",
         lambda: wider(masked(CAUSAL, SELECT)),
         for_ascend("half-attention", product="310P"),

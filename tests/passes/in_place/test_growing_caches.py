@@ -265,6 +265,20 @@ REJECTED = {
         ),
         "nothing is appended to it",
     ),
+    "written between two Transposes": (
+        Case(
+            "".join(
+                f"t_{x} = Transpose<perm=[2,0,1,3]>(past_{x}) s_{x} = Transpose<perm=[2,0,1,3]>({x}) "
+                f"w_{x} = ScatterND(t_{x}, places, s_{x}) new_{x} = Transpose<perm=[1,2,0,3]>(w_{x}) "
+                for x in "kv"
+            )
+            + REPEAT
+            + SCORES
+            + RESULT.format("s"),
+            "int64[T,1] places",
+        ),
+        "it is a buffer already, in which its rows are written, but between two Transposes, which copy all of it",
+    ),
     "in a branch": (
         Case(
             PLAIN

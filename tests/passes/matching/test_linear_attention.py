@@ -82,7 +82,7 @@ def test_attention_without_a_softmax_is_named(body: str) -> None:
     assert (block.status, block.kind, block.code) == ("linear_attention", "no_softmax", Code.LINEAR)
     assert block.hint is not None and "LinearAttention" in block.hint
     assert (found.softmaxes, found.count("linear_attention"), found.advice != []) == (0, 1, True)
-    assert "0 fused (of 0), 1 without a softmax" in found.summary
+    assert "0 fused (of 0); linear attention: 0 fused (of 1)" in found.summary
 
 
 STEP = "m = Mul(s0, g) u = MatMul(kc, vr) s1 = Add(m, u) "
@@ -117,9 +117,9 @@ def test_a_scan_over_tokens() -> None:
 
 def test_operators_of_it_are_named() -> None:
     proto = parse(
-        "y = com.microsoft.LinearAttention<q_num_heads=2, kv_num_heads=2>(x, x, x)",
-        inputs="float[B,T,16] x",
-        outputs="float[B,T,16] y",
+        "y = com.microsoft.GatedDeltaNet(x, x, x)",
+        inputs="float[B,T,2,16] x",
+        outputs="float[B,T,2,16] y",
     )
     (block,) = fused(proto)[1].blocks
     assert (block.status, block.hint) == ("linear_attention", None)

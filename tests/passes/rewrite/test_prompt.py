@@ -115,7 +115,7 @@ DECLINED: dict[str, tuple[onnx.ModelProto, tuple[str, ...], str]] = {
     "a bias": (
         model("masked = Add(scaled, m)", inputs=f", float16[1,{HEADS},{ROWS},{KEYS}] m"),
         (),
-        "310P takes no bias",
+        "the operator of 310P takes no bias",
     ),
     "a mask by head": (
         model(CHOSEN, inputs=f", bool[2,{HEADS},{ROWS},{KEYS}] m"),

@@ -26,7 +26,7 @@ from fa_compiler.op_registry import AttrSpec, Diagnostic, NodeError, as_arrays, 
 from fa_compiler.op_registry.diagnostic import GENERIC
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.reference import ReferenceInputError
-from tests.corrupted import BASES, Case, asks_the_kernel, corrupted
+from tests.corrupted import WITH_KERNEL, Case, asks_the_kernel, corrupted
 from tools.fuzz.kind import Finding, Kind, Outcome
 
 TOLERANCE = 0.02
@@ -82,7 +82,7 @@ class WrongCalls(Kind):
 
 
 def _operator(seed: int) -> str:
-    return list(BASES)[seed % len(BASES)]
+    return WITH_KERNEL[seed % len(WITH_KERNEL)]
 
 
 def _computed_alone(case: Case) -> Diagnostic | None:

@@ -1,11 +1,12 @@
-"""The registry's operators: nodes of the domain "ascend", which run with the CPU kernels or the reference."""
+"""The registry's attention operators: nodes of the domain "ascend", which run with the CPU kernels or the
+reference."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.backward.ge_call import HANDLERS, GeCall
-from fa_compiler.op_registry import DOMAIN, names
+from fa_compiler.op_registry import DOMAIN, attention_names
 from fa_compiler.op_registry.spec import Kind
 
 
@@ -25,4 +26,4 @@ def _fused(call: GeCall) -> Sequence[str]:
     return call.nodes(call.spec.name, *inputs, count=len(call.spec.outputs), domain=DOMAIN, **attrs)
 
 
-HANDLERS.update(dict.fromkeys(names(), _fused))
+HANDLERS.update(dict.fromkeys(attention_names(), _fused))

@@ -73,7 +73,18 @@ def _layer_norm(call: GeCall) -> Sequence[str]:
 @handles("RmsNorm")
 def _rms_norm(call: GeCall) -> Sequence[str]:
     """gamma x / sqrt(mean(x^2) + epsilon). The mean is over gamma's axes, which are the last ones."""
-    x, rank = call.x("x"), call.rank("x")
+    return _normalised(call, call.x("x"), call.rank("x"), call.desc("x").dtype)
+
+
+@handles("AddRmsNorm")
+def _add_rms_norm(call: GeCall) -> Sequence[str]:
+    """The same for the sum of x1 and x2, which has their type and is a result, too."""
+    total = call.node("Add", call.x("x1"), call.x("x2"))
+    return *_normalised(call, total, call.rank("x1"), call.desc("x1").dtype), total
+
+
+def _normalised(call: GeCall, x: str, rank: int, dtype: str) -> tuple[str, str]:
+    """What RmsNorm gives of a tensor of this rank and type."""
     axes = call.ints(list(range(rank - call.rank("gamma"), rank)))
     wide = call.cast(x, "DT_FLOAT")
     mean = call.node("ReduceMean", call.node("Mul", wide, wide), axes)
@@ -81,4 +92,13 @@ def _rms_norm(call: GeCall) -> Sequence[str]:
         "Reciprocal", call.node("Sqrt", call.node("Add", mean, call.array(call.attr("epsilon"), "DT_FLOAT")))
     )
     scaled = call.node("Mul", call.node("Mul", wide, rate), call.cast(call.x("gamma"), "DT_FLOAT"))
-    return call.cast(scaled, call.desc("x").dtype), rate
+    return call.cast(scaled, dtype), rate
+
+
+@handles("SwiGlu")
+def _swi_glu(call: GeCall) -> str:
+    """a / (1 + exp(-a)) b, where a and b are the halves of x along the axis dim. It is computed in float32."""
+    dtype = call.desc("x").dtype
+    wide = call.cast(call.x("x"), "DT_FLOAT")
+    gate, up = call.nodes("Split", wide, count=2, axis=call.attr("dim"), num_outputs=2)
+    return call.cast(call.node("Mul", call.node("Mul", gate, call.node("Sigmoid", gate)), up), dtype)

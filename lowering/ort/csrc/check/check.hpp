@@ -87,5 +87,6 @@ void check_forward(Report& report, Random* random);
 void check_gradient(Report& report, Random* random);
 void check_decode(Report& report, Random* random);
 void check_sparse(Report& report, Random* random);
+void check_linear(Report& report, Random* random);
 
 }  // namespace fa::check

@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
 #if !defined(FA_CHECKS_PAIRS)
     check::check_decode(report, drawn);
     check::check_sparse(report, drawn);
+    check::check_linear(report, drawn);
 #endif
     if (n % 1000 == 999) std::fprintf(stderr, "%lld problems\n", static_cast<long long>(report.problems));
   }

@@ -1,0 +1,136 @@
+"""The bodies of the operators around attention: ONNX functions that compute what Ascend's operator computes.
+
+The library has no kernels of these operators. A file that holds such nodes therefore holds their functions, in the
+domain of the nodes and under their names, so that ONNX Runtime and every other tool runs them.
+
+A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the normalised row, too,
+as on A2 and A3. In opset 15 and later the results have the type of the first input (CastLike). In opset 13 and 14,
+which have no CastLike, the body is one of float32. gamma has the last axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from fa_compiler.lowering.onnx_file.bodies import CAST_LIKE, OLDEST_OPSET
+from fa_compiler.op_registry import DOMAIN, get
+
+AXES_AS_INPUT = 18
+"""The first opset in which ReduceMean has its axes as an input, and Split its number of outputs as an attribute."""
+
+
+def has_body(op_type: str) -> bool:
+    """Is there a body of this operator of the registry?"""
+    return op_type in _WRITERS
+
+
+def bodies_of(op_types: Iterable[str], opset: int) -> list[onnx.FunctionProto]:
+    """The functions of these operators in a model of this opset, in alphabetical order; none in an opset without."""
+    if opset < OLDEST_OPSET:
+        return []
+    return [_body(name, opset) for name in sorted(set(op_types)) if has_body(name)]
+
+
+def _body(op_type: str, opset: int) -> onnx.FunctionProto:
+    spec, writer = get(op_type), _Writer(opset)
+    _WRITERS[op_type](writer)
+    return helper.make_function(
+        DOMAIN,
+        op_type,
+        spec.input_names,
+        spec.output_names,
+        writer.nodes,
+        [helper.make_opsetid("", opset)],
+        attributes=spec.attr_names,
+    )
+
+
+@dataclass
+class _Writer:
+    """Writes the nodes of one body. The methods return the names of values."""
+
+    opset: int
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+
+    def op(self, op_type: str, *inputs: str, out: str = "", **attrs: Any) -> str:
+        """A node with one output."""
+        name = out or f"v{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op_type, list(inputs), [name], **attrs))
+        return name
+
+    def wide(self, name: str) -> str:
+        """A tensor in float32."""
+        return self.op("Cast", name, to=TensorProto.FLOAT)
+
+    def like(self, name: str, first: str, out: str) -> str:
+        """A tensor in the type of an input."""
+        if self.opset < CAST_LIKE:
+            return self.op("Identity", name, out=out)
+        return self.op("CastLike", name, first, out=out)
+
+    def attribute(self, name: str) -> str:
+        """A float attribute of the node, as a tensor."""
+        made = f"v{len(self.nodes)}"
+        node = helper.make_node("Constant", [], [made])
+        node.attribute.append(_reference("value_float", name, onnx.AttributeProto.FLOAT))
+        self.nodes.append(node)
+        return made
+
+    def halves(self, name: str, axis: str) -> tuple[str, str]:
+        """The halves of a tensor along the axis that an attribute of the node names."""
+        parts = f"v{len(self.nodes)}_first", f"v{len(self.nodes)}_second"
+        node = helper.make_node("Split", [name], parts)
+        if self.opset >= AXES_AS_INPUT:
+            node.attribute.append(helper.make_attribute("num_outputs", 2))
+        node.attribute.append(_reference("axis", axis, onnx.AttributeProto.INT))
+        self.nodes.append(node)
+        return parts
+
+    def reciprocal(self, x: str, out: str) -> str:
+        """1 / sqrt(mean(x^2) + epsilon) along the last axis, which stays."""
+        square = self.op("Mul", x, x)
+        if self.opset >= AXES_AS_INPUT:
+            mean = self.op("ReduceMean", square, self.ints(-1), keepdims=1)
+        else:
+            mean = self.op("ReduceMean", square, axes=[-1], keepdims=1)
+        floor = self.op("Add", mean, self.attribute("epsilon"))
+        return self.op("Reciprocal", self.op("Sqrt", floor), out=out)
+
+    def ints(self, *numbers: int) -> str:
+        """A vector of int64."""
+        return self.op("Constant", value=numpy_helper.from_array(np.array(numbers, np.int64)))
+
+
+def _reference(name: str, source: str, kind: onnx.AttributeProto.AttributeType) -> onnx.AttributeProto:
+    """An attribute of a node in a function, whose value is that of an attribute of the function."""
+    attribute = helper.make_attribute_ref(name, kind)
+    attribute.ref_attr_name = source
+    return attribute
+
+
+def _rms_norm(writer: _Writer) -> None:
+    x = writer.wide("x")
+    normalised = writer.op("Mul", x, writer.reciprocal(x, "rstd"))
+    writer.like(writer.op("Mul", normalised, writer.wide("gamma")), "x", "y")
+
+
+def _add_rms_norm(writer: _Writer) -> None:
+    total = writer.wide(writer.op("Add", "x1", "x2", out="x"))
+    normalised = writer.like(writer.op("Mul", total, writer.reciprocal(total, "rstd")), "x1", "normalised")
+    scaled = writer.op("Mul", writer.wide(normalised), writer.wide("gamma"))
+    writer.like(scaled, "x1", "y")
+
+
+def _swi_glu(writer: _Writer) -> None:
+    gate, up = writer.halves(writer.wide("x"), "dim")
+    swish = writer.op("Mul", gate, writer.op("Sigmoid", gate))
+    writer.like(writer.op("Mul", swish, up), "x", "y")
+
+
+_WRITERS = {"RmsNorm": _rms_norm, "AddRmsNorm": _add_rms_norm, "SwiGlu": _swi_glu}

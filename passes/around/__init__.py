@@ -1,0 +1,5 @@
+"""What stands around attention in a block of a model: norms and gated activations become operators of Ascend."""
+
+from fa_compiler.passes.around.fuse import fuse_around
+
+__all__ = ["fuse_around"]

@@ -1,0 +1,185 @@
+"""Puts Ascend's operators in the places of norms and gated activations, after the attention of the graph.
+
+Attention first: a norm or a gate is no part of an attention, and the nodes that make an attention's operands are left
+as they are. So the order changes nothing of the attentions. A sum goes to the first norm that reads it.
+
+Nothing is emitted that could not be run here: the function bodies that a file holds (lowering/onnx_file) need opset 13,
+and below opset 15 they compute float32 only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import OpSpec, get, verify
+from fa_compiler.op_registry.errors import UnknownVariant
+from fa_compiler.passes.answer.budget import limited_attempt
+from fa_compiler.passes.answer.decline import Decline, attempt, label
+from fa_compiler.passes.answer.report import Around, Code
+from fa_compiler.passes.around import rms_norm, swiglu
+from fa_compiler.passes.around.records import FLOAT, Gamma, Gated, Norm, SummedNorm
+from fa_compiler.passes.emit.build import Builder, Names
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead
+from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
+from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.values.facts import Facts
+
+OLDEST_OPSET = 13
+"""The first opset for which an operator has a body."""
+TYPED_OPSET = 15
+"""The first opset for which it has one of 16 bits."""
+
+Found = Norm | SummedNorm | Gated
+
+
+def fuse_around(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
+    """Fuse the norms and gated activations of one graph. Returns a line for each, in the order of the graph."""
+    fuser = _Fuser(Builder(graph, names, facts.info), facts)
+    lines = [line for node in list(graph) if (line := fuser.at(node)) is not None]
+    if fuser.made:
+        restore_order(graph)
+    return lines
+
+
+@dataclass(frozen=True)
+class _Fuser:
+    """Fuses in one graph."""
+
+    builder: Builder
+    facts: Facts
+    made: list[ir.Node] = field(default_factory=list)
+
+    def at(self, node: ir.Node) -> Around | None:
+        """Fuse what is around a node; None where there is nothing."""
+        if node.graph is not self.builder.graph or is_dead(node):
+            return None
+        if swiglu.is_anchor(node):
+            found = limited_attempt(node, lambda: swiglu.gated(node, self.facts.info, self.facts.options))
+            return self._fused(node, [found] if isinstance(found, Gated) else found)
+        if not rms_norm.is_anchor(node, self.facts.info):
+            return None
+        return self._fused(node, limited_attempt(node, lambda: self._norms(node)))
+
+    def _norms(self, node: ir.Node) -> list[Found]:
+        """The norms at an anchor, each with its sum in front of it, the best first. Raises Decline."""
+        found: list[Found] = []
+        for norm in rms_norm.norms(node, self.facts.info):
+            if isinstance(norm, Norm) and (whole := rms_norm.summed(norm, self.facts.info)) is not None:
+                found.append(whole)
+            found.append(norm)
+        return found
+
+    def _fused(self, node: ir.Node, found: Iterable[Found] | Decline | None) -> Around | None:
+        """Build the first that the product takes."""
+        if found is None or isinstance(found, Decline):
+            return None if found is None else _declined(node, found)
+        refusal: Decline | None = None
+        for one in found:
+            line = attempt(lambda one=one: self._built(one))  # type: ignore[misc]
+            if not isinstance(line, Decline):
+                return line
+            refusal = refusal or line
+        return None if refusal is None else _declined(node, refusal)
+
+    def _built(self, found: Found) -> Around:
+        """Emit the operator. Raises Decline, and then leaves nothing behind."""
+        place = self.builder.place
+        line = attempt(lambda: self._emitted(found))
+        if isinstance(line, Decline):
+            self.builder.go_back(place)
+            raise line
+        return line
+
+    def _emitted(self, found: Found) -> Around:
+        if isinstance(found, Gated):
+            return self._gated(found)
+        if isinstance(found, SummedNorm):
+            one, other = found.operands
+            norm = found.norm
+            node = self._node(norm.anchor, "AddRmsNorm", {"x1": one, "x2": other}, norm.gamma, norm.epsilon)
+            return self._put(node, norm.anchor, found.nodes, norm.rounded, {0: norm.result, 2: found.total})
+        node = self._node(found.anchor, "RmsNorm", {"x": found.x}, found.gamma, found.epsilon)
+        return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result})
+
+    def _gated(self, found: Gated) -> Around:
+        whole, dim, more = found.whole, found.dim, 0
+        if whole is None:
+            dtype = self.facts.info.dtype(found.gate)
+            rank = len(self.facts.info.shape(found.gate) or ())
+            whole, dim, more = self.builder.joined([found.gate, found.up], dtype, rank - 1), -1, 1
+        self._check_opset(whole, found.anchor)
+        node = registry_node(self._spec("SwiGlu", found.anchor), {"x": whole}, {"dim": dim}, self.builder)
+        narrow = self.facts.info.dtype(whole) in SIXTEEN_BITS
+        return self._put(node, found.anchor, found.nodes, narrow, {0: found.result}, more)
+
+    def _node(
+        self, anchor: ir.Node, op_type: str, inputs: Mapping[str, ir.Value], gamma: Gamma, epsilon: float
+    ) -> ir.Node:
+        """A norm's operator."""
+        x = next(iter(inputs.values()))
+        self._check_opset(x, anchor)
+        return registry_node(
+            self._spec(op_type, anchor), {**inputs, "gamma": self._gamma(gamma, x)}, {"epsilon": epsilon}, self.builder
+        )
+
+    def _gamma(self, gamma: Gamma, x: ir.Value) -> ir.Value:
+        """The weight as a value; ones where there is none."""
+        if gamma.value is not None:
+            return gamma.value
+        if gamma.numbers is not None:
+            return self.builder.constant(gamma.numbers, "gamma")
+        size, dtype = (self.facts.info.shape(x) or ())[-1].const, self.facts.info.dtype(x)
+        assert size is not None and dtype is not None
+        return self.builder.constant(np.ones(size, dtype.numpy()), "gamma")
+
+    def _spec(self, op_type: str, anchor: ir.Node) -> OpSpec:
+        """The prototype for the CANN that the user named. Raises Decline where none is known."""
+        try:
+            return get(op_type, self.facts.options.cann)
+        except UnknownVariant as error:
+            raise Decline(Code.ILLEGAL, str(error), anchor, "") from None
+
+    def _check_opset(self, x: ir.Value, anchor: ir.Node) -> None:
+        opset, dtype = self.builder.opset, self.facts.info.dtype(x)
+        if opset < OLDEST_OPSET or (opset < TYPED_OPSET and dtype != FLOAT):
+            least = OLDEST_OPSET if dtype == FLOAT else TYPED_OPSET
+            reason = f"the model is of opset {opset}, and the function that runs the operator here needs {least}"
+            raise Decline(Code.OPSET, reason, anchor, f"export again with opset {least} or newer")
+
+    def _put(
+        self,
+        node: ir.Node,
+        anchor: ir.Node,
+        nodes: tuple[ir.Node, ...],
+        rounded: bool,
+        results: Mapping[int, ir.Value],
+        more: int = 0,
+    ) -> Around:
+        """Put a node into the graph in the place of `nodes`, if the product takes it. `results` are the values that its
+        outputs replace. Raises Decline."""
+        wanted = {index: old for index, old in results.items() if old.uses() or old.is_graph_output()}
+        for output in node.outputs:  # a call of a function names all outputs of it
+            output.name = self.builder.names.new(f"{node.name}_output")
+        self.facts.info.infer_node(node)
+        options = self.facts.options
+        broken = next(iter(verify(node_view(node, self.facts.info), options.platform, options.cann)), None)
+        if broken is not None:
+            reason = f"{node.op_type} breaks {broken.constraint} for {options.platform}: {broken.message}"
+            raise Decline(Code.ILLEGAL, reason, anchor, "")
+        name, op = label(anchor) or "", node.op_type
+        self.builder.graph.append(node)
+        self.made.append(node)
+        for index, old in wanted.items():
+            replace_value(old, node.outputs[index])
+        swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
+        removed = sum(one in nodes for one, _ in swept.nodes)
+        return Around(name, "fused", op, node.name or "", replaced=removed, added=1 + more, rounded=rounded)
+
+
+def _declined(node: ir.Node, decline: Decline) -> Around:
+    line = Around(label(node) or "", "declined", code=decline.code, reason=decline.reason)
+    return replace(line, culprit=label(decline.culprit), hint=decline.hint)

@@ -1,0 +1,99 @@
+"""What is known of a norm or of a gated activation before anything is built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import NON_FINITE_SCORES, Options
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
+from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+FLOAT = ir.DataType.FLOAT
+FLOATS = (FLOAT, *SIXTEEN_BITS)
+"""The types that the operators take."""
+
+
+@dataclass(frozen=True)
+class Gamma:
+    """The weight of a norm: a value of the model, or numbers that are known before it runs."""
+
+    value: ir.Value | None
+    numbers: np.ndarray | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Is it the same in every run, and so computed from nothing?"""
+        return self.numbers is not None or (self.value is not None and self.value.const_value is not None)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A norm of the rows of x, along the last axis: result = x / sqrt(mean(x^2) + epsilon) * gamma.
+
+    `nodes` are what computes it, the last one the maker of the result. `rounded` tells that the model rounds the
+    normalised rows to 16 bits before gamma multiplies them.
+    """
+
+    anchor: ir.Node
+    x: ir.Value
+    gamma: Gamma
+    epsilon: float
+    result: ir.Value
+    nodes: tuple[ir.Node, ...]
+    rounded: bool = False
+
+
+@dataclass(frozen=True)
+class SummedNorm:
+    """A norm of a sum, which is a result, too."""
+
+    norm: Norm
+    operands: tuple[ir.Value, ir.Value]
+    total: ir.Value
+    nodes: tuple[ir.Node, ...]
+    """What computes the sum and the norm."""
+
+
+@dataclass(frozen=True)
+class Gated:
+    """A gated activation: result = gate * sigmoid(gate) * up.
+
+    With a `whole`, gate and up are its halves along the axis `dim`; without one, they are joined along their last axis.
+    """
+
+    anchor: ir.Node
+    gate: ir.Value
+    up: ir.Value
+    result: ir.Value
+    nodes: tuple[ir.Node, ...]
+    whole: ir.Value | None = None
+    dim: int = -1
+
+
+def known_shape(value: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:
+    """The shape of a tensor of at least one axis. Raises Decline where not even its rank is known."""
+    shape = info.shape(value)
+    if not shape:
+        raise Decline(Code.RANK, f"the rank of {value.name!r} is not known", node)
+    return shape
+
+
+def is_float(value: ir.Value, info: ShapeInfo, node: ir.Node) -> ir.DataType:
+    """The type of a tensor that the operators take. Raises Decline for another one."""
+    dtype = info.dtype(value)
+    if dtype not in FLOATS:
+        raise Decline(Code.DTYPE, f"{value.name!r} is of the type {'unknown' if dtype is None else dtype.name}", node)
+    return dtype
+
+
+def expect_finite(dtype: ir.DataType, options: Options, node: ir.Node) -> None:
+    """Raises Decline where 16 bits may hold what overflowed: the model may then make NaN of what it rounds to 0."""
+    if dtype in SIXTEEN_BITS and NON_FINITE_SCORES in options.assume:
+        reason = "what is rounded to 0 in 16 bits makes NaN of an infinity, and the operator does not round it"
+        raise Decline(Code.DTYPE, reason, node, f"leave out --assume {NON_FINITE_SCORES} if all numbers are finite")

@@ -1,0 +1,68 @@
+"""The operators around attention, worked out by hand, and where they round."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fa_compiler import reference
+from fa_compiler.lowering.ort.eager import KernelError
+from fa_compiler.lowering.ort.eager import run as run_kernel
+
+
+def test_rows_are_divided_by_their_root_mean_square() -> None:
+    x = np.array([[3.0, 4.0], [0.0, 0.0]])
+    found = reference.run("RmsNorm", {"x": x, "gamma": [2.0, 1.0]}, {"epsilon": 0.25}, dtype="float64")
+    assert np.allclose(found["rstd"], [[1 / np.sqrt(12.75)], [2.0]])
+    assert np.allclose(found["y"], [[6 / np.sqrt(12.75), 4 / np.sqrt(12.75)], [0, 0]])
+
+
+def test_all_axes_of_gamma_are_normalised() -> None:
+    rng = np.random.default_rng(3)
+    x, gamma = rng.standard_normal((2, 3, 4)), rng.standard_normal((3, 4))
+    found = reference.run("RmsNorm", {"x": x, "gamma": gamma}, {"epsilon": 0.0}, dtype="float64")
+    assert found["rstd"].shape == (2, 1, 1)
+    assert np.allclose((found["y"] / gamma * (found["y"] / gamma)).mean(axis=(1, 2)), 1)
+
+
+def test_a_row_that_overflows_is_zero_and_a_row_without_a_size_is_nan() -> None:
+    """As in plain operators: the root is infinite, or 0."""
+    inputs = {"x": np.array([[1e300, 1.0], [0.0, 0.0]]), "gamma": np.ones(2)}
+    found = reference.run("RmsNorm", inputs, {"epsilon": 0.0}, dtype="float64")["y"]
+    assert (found[0] == 0).all()
+    assert np.isnan(found[1]).all()
+
+
+def test_the_sum_is_rounded_before_it_is_normalised() -> None:
+    half = ml_dtypes.bfloat16
+    inputs = {
+        "x1": np.array([[256.0, 1.0]], half),
+        "x2": np.array([[1.0, 0.0]], half),
+        "gamma": np.array([1.0, 1.0], half),
+    }
+    found = reference.run("AddRmsNorm", inputs, {"epsilon": 0.0})
+    assert found["x"].astype(np.float64).tolist() == [[256.0, 1.0]]  # 257 is no number of bfloat16
+    assert found["y"].dtype == half
+    exact = reference.run("AddRmsNorm", inputs, {"epsilon": 0.0}, dtype="float64")
+    assert exact["x"].tolist() == [[257.0, 1.0]]
+
+
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_first_half_is_the_gate(dim: int) -> None:
+    gate, up = np.array([[1.0, -2.0]]), np.array([[3.0, 5.0]])
+    found = reference.run("SwiGlu", {"x": np.concatenate([gate, up], axis=dim)}, {"dim": dim}, dtype="float64")["y"]
+    assert np.allclose(found, gate / (1 + np.exp(-gate)) * up)
+
+
+def test_infinite_gates_are_as_in_plain_operators() -> None:
+    x = np.array([[-np.inf, np.inf, -1e4, np.nan, 1.0, 1.0, 2.0, 1.0]])
+    found = reference.run("SwiGlu", {"x": x}, {}, dtype="float64")["y"][0]
+    assert np.isnan(found[[0, 3]]).all()
+    assert found[1] == np.inf
+    assert found[2] == 0
+
+
+def test_there_is_no_kernel_in_the_library() -> None:
+    with pytest.raises(KernelError, match=r"the library has no kernel of it; fa_compiler.reference.run computes it"):
+        run_kernel("SwiGlu", {"x": np.ones((2, 4), np.float32)}, {})
