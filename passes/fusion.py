@@ -38,6 +38,7 @@ from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import use_buffers
 from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
+from fa_compiler.passes.linear.fuse import fuse_linear
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -151,6 +152,8 @@ class _Found:
     anchors: dict[ir.Node, SoftmaxAnchor]
     declined: dict[ir.Node, Decline]
     substitutions: Substitutions
+    linear: dict[ir.Node, Block]
+    """The blocks of linear attentions that are fused already, by their nodes."""
 
 
 @dataclass(frozen=True)
@@ -192,9 +195,10 @@ class _Run:
     def fuse_graph(self, graph: ir.Graph) -> list[Block]:
         """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
+        linear = self._fuse_linear(graph)
         listed, substitutions = self._change_before_matching(graph)
         found = _Found(
-            {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions
+            {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions, linear
         )
         reported = [node for node in graph if self._is_reported(node, found)]
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
@@ -222,14 +226,25 @@ class _Run:
         self._retry(graph, retried, groups, has_top_k)
         return [block for group in groups.values() for block in group]
 
+    def _fuse_linear(self, graph: ir.Graph) -> dict[ir.Node, Block]:
+        """Fuse the linear attentions of plain operators. Returns their nodes and blocks."""
+        if self.opset > NEWEST_OPSET or self.refusal is not None:
+            return {}
+        fused = fuse_linear(graph, self.facts, self.names)
+        self.made.extend(each.node for each in fused)
+        return {each.node: each.block for each in fused}
+
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
-        known = node in found.anchors or node in found.declined or is_linear_op(node) or is_convolution_op(node)
+        known = any(node in each for each in (found.anchors, found.declined, found.linear))
+        known = known or is_linear_op(node) or is_convolution_op(node)
         return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
 
     def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
         """The blocks of a softmax, an attention operator, or a call of a function that holds one."""
         if (anchor := found.anchors.get(node)) is not None:
             return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
+        if (linear := found.linear.get(node)) is not None:
+            return [linear]
         if is_attention_op(node):
             return [self._convert(node, rewriter)]
         if is_linear_op(node):

@@ -57,3 +57,23 @@ def arranged(array: np.ndarray, order: str, sizes: Mapping[str, int]) -> np.ndar
     """The array with one dimension for each axis, in the order of `sizes`."""
     split = array.reshape([sizes[letter] for letter in order])
     return np.transpose(split, [order.index(letter) for letter in sizes])
+
+
+def axes_of_dims(shape: Sequence[int], order: str, sizes: Mapping[str, int]) -> list[str]:
+    """The axes of each dimension of a tensor that has them in this order: none of a dimension of 1, several that are
+    merged, and the tokens of each dimension that they are divided into."""
+    letters = [letter for letter in order if sizes[letter] != 1]
+    found, place, done = [], 0, 1
+    for size in shape:
+        own = ""
+        left = size
+        while left != 1:
+            letter = letters[place]
+            part = sizes[letter] // done
+            own += letter
+            if left >= part:
+                left, place, done = left // part, place + 1, 1
+            else:
+                done, left = done * left, 1
+        found.append(own)
+    return found

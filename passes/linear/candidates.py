@@ -82,14 +82,16 @@ def upstream(region: Region, info: ShapeInfo) -> list[ir.Value]:
 
 
 def downstream(region: Region) -> list[ir.Value]:
-    """The values that may be outputs or last states: the exits, and what they are made of without a product."""
+    """The values that may be outputs or last states: the exits, and what they are made of without a product. Those behind
+    the most products come first, because an output is a product with the last state."""
 
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
-        if node is not None and (is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Concat", "ScatterND")):
-            yield from (each for each in node.inputs if each is not None and region.depth(each))
+        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub"):
+            deep = [each for each in node.inputs if each is not None and region.depth(each)]
+            yield from deep if len(deep) == 1 else ()
 
-    return list(reached(region.exits, behind, limit=MOST_VALUES))
+    return sorted(reached(region.exits, behind, limit=MOST_VALUES), key=region.depth, reverse=True)
 
 
 def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None:

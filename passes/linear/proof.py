@@ -63,7 +63,27 @@ class LinearMatch:
     """The values that hold the output."""
     states: tuple[State, ...]
     """The values that hold the last state."""
+    shapes: dict[ir.Value, tuple[int, ...]]
+    """The shapes of the operands and outputs at the first point."""
+    is_open: Mapping[str, bool]
+    """Do batch (b) and tokens (t) differ from run to run?"""
     lengths: Lengths = field(default_factory=Lengths)
+
+
+    @property
+    def rule(self) -> str:
+        """The update rule of the operator."""
+        has_decay = self.found.decay is not None
+        if self.found.is_delta:
+            return "gated_delta" if has_decay else "delta"
+        return "gated" if has_decay else "linear"
+
+    @property
+    def decay_width(self) -> int | None:
+        """How many numbers decay the states of a token; None without a decay."""
+        if self.found.decay is None:
+            return None
+        return self.sizes.heads * (self.sizes.key if "d" in self.found.decay.order else 1)
 
 
 @dataclass(frozen=True)
@@ -133,8 +153,24 @@ class Prover:
                 continue
             covered = self._covered(found, point, sizes, outcome)
             if covered is not None:
-                return LinearMatch(self.region, found, sizes, *covered)
+                return self._match(found, sizes, point, *covered)
         return None
+
+    def _match(
+        self,
+        found: Found,
+        sizes: Sizes,
+        point: Evaluation,
+        outputs: tuple[Operand, ...],
+        states: tuple[State, ...],
+    ) -> LinearMatch:
+        operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
+        shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
+        dims = self.info.shape(found.output.value) or (Dim.fresh(),)
+        named = {name for dim in dims for name in _names(dim)}
+        batch, tokens = self._open_sizes()
+        is_open = {"b": not named.isdisjoint(batch), "t": bool(tokens) and not named <= set(batch)}
+        return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
 
     def _covered(
         self, found: Found, point: Evaluation, sizes: Sizes, outcome: Outcome

@@ -29,7 +29,10 @@ from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 
-MOST_TRIALS = 4_000
+MOST_WORK = 5_000_000
+"""So many numbers are computed in one search. Regions of real models need up to a tenth of them."""
+EACH = 2_000
+"""What a trial costs beside the numbers."""
 CUTS = 3
 STATE_ORDERS = "bhkv"
 
@@ -104,7 +107,7 @@ class Search:
 
     point: Evaluation
     values: Sequence[ir.Value]
-    trials: int = 0
+    work: int = 0
 
     def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
         """All that fits one of these outputs."""
@@ -215,8 +218,8 @@ class Search:
         for (state, first), (decay, power) in product(self._states(sizes), decays):
             if first is None and decay is not None and sizes.tokens == 1:
                 continue
-            self.trials += 1
-            if self.trials > MOST_TRIALS:
+            self.work += firsts.size
+            if self.work > MOST_WORK:
                 return
             start = _decayed(None if first is None else columns(first), power)
             for fit in firsts.fitting(start):
@@ -274,6 +277,11 @@ class _Firsts:
     keys: np.ndarray
     values: np.ndarray
     factors: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """The numbers that a trial computes, and its cost beside them."""
+        return EACH + len(self.keys) ** 2 * len(self.values) * len(self.factors) * self.goal.size
 
     def fitting(self, start: np.ndarray | None) -> list[_Fit]:
         """What makes the output one number times what the recurrence gives, [query, key, factor, value, B, H]."""

@@ -1,0 +1,65 @@
+"""Linear attentions of one graph: found, proven and replaced. What is not proven is left, for
+matching/linear_attention.py to name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.report import Block
+from fa_compiler.passes.attention_ops.linear import rule_in_words
+from fa_compiler.passes.emit.build import Builder, Names
+from fa_compiler.passes.emit.trial import Trial
+from fa_compiler.passes.ir.surgery import restore_order
+from fa_compiler.passes.linear.emit import OP, Emitter
+from fa_compiler.passes.linear.proof import LinearMatch, Prover
+from fa_compiler.passes.linear.regions import regions
+from fa_compiler.passes.values.facts import Facts
+
+
+@dataclass(frozen=True)
+class FusedLinear:
+    """One fused linear attention, and its block."""
+
+    node: ir.Node
+    block: Block
+
+
+def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
+    """Replace the linear attentions of a graph, its subgraphs not included."""
+    if facts.options.target != "ort" or not graph.outputs:
+        return []
+    matches = [match for region in regions(graph, facts.info) if (match := Prover(region, facts.info, graph).prove())]
+    return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+
+
+def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> FusedLinear | None:
+    anchor = label(match.found.output.value.producer()) or ""
+    with Trial(Builder(graph, names, facts.info)) as trial:
+        try:
+            node, pairs = Emitter(match, trial.builder).emit(facts.options.cann)
+        except Decline:
+            return None
+        pairs = [(old, trial.builder.alias(new) if _needs_alias(old, new, trial.builder) else new) for old, new in pairs]
+        trial.replace(*pairs)
+        if trial.keep() is None:
+            return None
+    restore_order(graph)
+    block = Block(
+        id=0,
+        kind="no_softmax",
+        anchor=anchor,
+        status="fused",
+        op=OP,
+        node=node.name,
+        layout="BSH",
+        heads=(match.found.query.heads, match.sizes.heads),
+        rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
+    )
+    return FusedLinear(node, block)
+
+
+def _needs_alias(old: ir.Value, new: ir.Value, builder: Builder) -> bool:
+    return old.is_graph_output() and (new.is_graph_output() or not builder.has_made(new))
