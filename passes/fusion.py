@@ -36,9 +36,10 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import use_buffers
-from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
+from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions, subgraphs
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
+from fa_compiler.passes.linear.regions import LOOPS
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -105,7 +106,11 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         refusal,
         prepared.made,
     )
-    blocks = [block for graph in graphs for block in run.fuse_graph(graph)]
+    owners = {body: node for graph in graphs for node in graph for body in subgraphs(node)}
+    blocks: list[Block] = []
+    for graph in graphs:
+        if _is_there(graph, owners):  # the loop of a linear attention is not, once it is fused
+            blocks.extend(run.fuse_graph(graph, owners.get(graph)))
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
     around = list(chain.from_iterable(map(run.fuse_around, graphs)))
@@ -135,6 +140,15 @@ def _with_raised_opset(model: ir.Model, options: Options) -> tuple[Options, Decl
     wanted = options.opset or ATTENTION_SINCE
     refusal = attempt(lambda: raise_opset(model, wanted))
     return replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET)), refusal
+
+
+def _is_there(graph: ir.Graph, owners: Mapping[ir.Graph, ir.Node]) -> bool:
+    """Is a graph the main one, or that of a node which has not been replaced?"""
+    while (owner := owners.get(graph)) is not None:
+        if owner.graph is None or isinstance(owner.graph, ir.Function):
+            return False
+        graph = owner.graph
+    return True
 
 
 def _import_operators(model: ir.Model, options: Options) -> None:
@@ -192,10 +206,10 @@ class _Run:
             return []
         return fuse_around(graph, self.facts, self.names)
 
-    def fuse_graph(self, graph: ir.Graph) -> list[Block]:
-        """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
+    def fuse_graph(self, graph: ir.Graph, owner: ir.Node | None = None) -> list[Block]:
+        """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each softmax, attention operator and call of a
         function that holds one, in the order of the graph."""
-        linear = self._fuse_linear(graph)
+        linear = {} if is_op(owner, *LOOPS) else self._fuse_linear(graph)
         listed, substitutions = self._change_before_matching(graph)
         found = _Found(
             {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions, linear

@@ -3,7 +3,9 @@ dimensions. Axes may be merged, the tokens may be divided into chunks, and axes 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -20,14 +22,19 @@ ORDERS = {
 def orders(shape: Sequence[int], sizes: Mapping[str, int]) -> list[str]:
     """The orders of axes of these sizes that a tensor of this shape can have, the usual ones first. Orders in which only
     axes of 1 stand elsewhere are one."""
-    if int(np.prod(shape, dtype=np.int64)) != int(np.prod([*sizes.values()], dtype=np.int64)):
+    if math.prod(shape) != math.prod(sizes.values()):
         return []
-    dims, found = [size for size in shape if size != 1], dict[str, str]()
-    for order in ORDERS["".join(sizes)]:
-        axes = [letter for letter in order if sizes[letter] != 1]
-        if _fits(dims, [sizes[letter] for letter in axes], axes):
+    return [*_orders(tuple(size for size in shape if size != 1), tuple(sizes.items()))]
+
+
+@lru_cache(maxsize=4096)
+def _orders(dims: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
+    own, found = dict(sizes), dict[str, str]()
+    for order in ORDERS["".join(own)]:
+        axes = [letter for letter in order if own[letter] != 1]
+        if _fits(dims, [own[letter] for letter in axes], axes):
             found.setdefault("".join(axes), order)
-    return [*found.values()]
+    return tuple(found.values())
 
 
 def _ends(sizes: Sequence[int]) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op, reached
+from fa_compiler.passes.ir.nodes import constant, is_op, reached
 from fa_compiler.passes.linear.arrangement import arranged, orders
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import power
@@ -55,30 +56,39 @@ class Sizes:
     value: int
 
 
-def upstream(region: Region, info: ShapeInfo) -> list[ir.Value]:
-    """The values that may be operands: those that enter the region's products, and what these are made of. What stands
-    first in the graph comes last."""
-    found = dict[ir.Value, None]()
+def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
+    """The values that may be operands, each with the number of products between it and the region: those that enter the
+    region's products, and what these are made of. A product with a single number does not count. What stands first in
+    the graph comes last."""
+    found = dict[ir.Value, int]()
     pending = [(value, 0) for value in region.locals]
     while pending and len(found) < MOST_VALUES:
         value, steps = pending.pop(0)
         if value in found or region.depth(value) or info.dtype(value) not in FLOATS:
             continue
-        found[value] = None
+        found[value] = steps
         node = value.producer()
         if node is None or node not in region.members:
             continue
+        given = [operand for operand in node.inputs if operand is not None]
         if is_op(node, *MOVERS) and node.inputs[0] is not None:
-            pending.insert(0, (node.inputs[0], steps))
+            pending.insert(0, (given[0], steps))
+        elif is_op(node, "Mul", "Div") and any(_is_single(operand) for operand in given):
+            pending[:0] = [(operand, steps) for operand in given if not _is_single(operand)]
         elif is_op(node, *ARITHMETIC) and steps < STEPS_BACK:
-            pending.extend((operand, steps + 1) for operand in node.inputs if operand is not None)
+            pending.extend((operand, steps + 1) for operand in given)
     places = {node: place for place, node in enumerate(region.nodes)}
 
     def place(value: ir.Value) -> int:
         maker = value.producer()
         return -1 if maker is None else places.get(maker, -1)
 
-    return sorted(found, key=place, reverse=True)
+    return dict(sorted(found.items(), key=lambda item: place(item[0]), reverse=True))
+
+
+def _is_single(value: ir.Value) -> bool:
+    array = constant(value, limit=1)
+    return array is not None and array.size == 1
 
 
 def downstream(region: Region) -> list[ir.Value]:
@@ -102,7 +112,7 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
     if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
         return None
     own = own_sizes(operand, sizes)
-    if set(own) != set(operand.order) or numbers.size != int(np.prod([*own.values()], dtype=np.int64)):
+    if set(own) != set(operand.order) or numbers.size != math.prod(own.values()):
         return None
     if operand.order not in orders(numbers.shape, own):
         return None

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -93,17 +94,24 @@ class Prover:
     region: Region
     info: ShapeInfo
     graph: ir.Graph
+    work: list[int] = field(default_factory=lambda: [0])
+    """What the searches at all points have cost."""
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
         batch, tokens = self._open_sizes()
         lengths: Sequence[int] = FIRST_LENGTHS if tokens else (0,)
+        looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
             try:
                 point = self._point(batch, tokens, length, 0)
             except FailedError as error:
                 self.trace(length, error)
                 continue
+            shapes = tuple(point.shape(value) for value in (*self._downstream, *self._upstream))
+            if shapes in looked_at:
+                continue
+            looked_at.add(shapes)
             match = self._at(point)
             if match is not None:
                 return self._confirmed(match, batch, tokens, length)
@@ -112,7 +120,7 @@ class Prover:
     def trace(self, *what: object) -> None:
         """For debugging."""
 
-    @property
+    @cached_property
     def _exponents(self) -> set[ir.Value]:
         return with_exponents(self.region.nodes)
 
@@ -135,25 +143,27 @@ class Prover:
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         return point
 
-    @property
-    def _upstream(self) -> list[ir.Value]:
+    @cached_property
+    def _upstream(self) -> dict[ir.Value, int]:
         return upstream(self.region, self.info)
 
-    @property
+    @cached_property
     def _downstream(self) -> list[ir.Value]:
         return downstream(self.region)
 
     def _at(self, point: Evaluation) -> LinearMatch | None:
         """What is found at one point."""
-        values = [value for value in self._upstream if _is_tensor(value, point)]
+        values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
         results = [value for value in self._downstream if _is_tensor(value, point)]
-        for found, sizes in Search(point, values).find(results):
+        search = Search(point, values, self.work[0])
+        for found, sizes in search.find(results):
             outcome = _outcome(found, point, sizes)
             if outcome is None:
                 continue
             covered = self._covered(found, point, sizes, outcome)
             if covered is not None:
                 return self._match(found, sizes, point, *covered)
+        self.work[0] = search.work
         return None
 
     def _match(

@@ -68,7 +68,8 @@ def regions(graph: ir.Graph, info: ShapeInfo) -> Iterator[Region]:
         if len(nodes) > MOST_NODES:
             continue
         ordered = sorted(nodes, key=order.__getitem__)
-        deep = [node for node in ordered if any(depths.get(output, 0) for output in node.outputs)]
+        on_the_way = set(needed)
+        deep = [node for node in ordered if node in on_the_way]
         read = dict.fromkeys(value for node in deep for value in values_read(node) if not depths.get(value, 0))
         outer = [value for value in read if info.dtype(value) in FLOATS and _is_outer(value, graph)]
         yield Region(ordered, group, depths, outer)

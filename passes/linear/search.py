@@ -15,7 +15,8 @@ Grammar of what is found, each value in any arrangement; the code cites the numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -29,11 +30,15 @@ from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 
-MOST_WORK = 5_000_000
+MOST_WORK = 40_000_000
 """So many numbers are computed in one search. Regions of real models need up to a tenth of them."""
+FIRST_SHARE = 500_000
 EACH = 2_000
 """What a trial costs beside the numbers."""
+TOKEN = 200
+"""What a token of a recurrence costs."""
 CUTS = 3
+KEY_SIZES = 4
 STATE_ORDERS = "bhkv"
 
 
@@ -103,19 +108,28 @@ def _along(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
 
 @dataclass
 class Search:
-    """The search at one point. `values` may be operands, the nearest to the products first."""
+    """The search at one point. `values` may be operands, each with the number of products between it and the region:
+    queries and keys enter it as they are, values after at most one product."""
 
     point: Evaluation
-    values: Sequence[ir.Value]
+    values: Mapping[ir.Value, int]
     work: int = 0
+    limit: int = 0
 
     def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
         """All that fits one of these outputs."""
-        for output in outputs:
-            for hypothesis, sizes in self._hypotheses(output):
-                for key_size in self._key_sizes(sizes):
-                    own = replace(sizes, key=key_size)
-                    yield from ((found, own) for found in self._of(hypothesis, own))
+        trials = dict.fromkeys(
+            (hypothesis, replace(sizes, key=key_size))
+            for output in outputs
+            for hypothesis, sizes in self._hypotheses(output)
+            for key_size in self._key_sizes(sizes)
+        )
+        for share in (FIRST_SHARE, MOST_WORK):  # a little of each first, because most are wrong
+            for hypothesis, sizes in trials:
+                if self.work > MOST_WORK:
+                    return
+                self.limit = min(MOST_WORK, self.work + share)
+                yield from ((found, sizes) for found in self._of(hypothesis, sizes))
 
     def _hypotheses(self, output: ir.Value) -> Iterator[tuple[Operand, Sizes]]:
         """What the dimensions of an output can be."""
@@ -127,19 +141,22 @@ class Search:
             sizes = {"b": 1, "t": 1, "h": 1, "e": 1}
             for letter, size in zip(names, shape, strict=True):
                 sizes[letter] *= size
-            for order in orders(shape, sizes)[:1]:
+            wanted, possible = "".join(dict.fromkeys(names)), orders(shape, sizes)
+            for order in [wanted] if wanted in possible else possible[:1]:
                 batch, tokens, heads, value = sizes.values()
                 yield Operand(output, order, heads), Sizes(batch, tokens, heads, value, value)
 
     def _key_sizes(self, sizes: Sizes) -> list[int]:
-        lasts = [tensor.shape[-1] for value in self.values if len((tensor := self.point.tensor(value)).shape) > 2]
-        return list(dict.fromkeys([sizes.value, *(size for size in lasts if size > 1)]))
+        lasts = [tensor.shape[-1] for value, steps in self.values.items() if not steps and len((tensor := self.point.tensor(value)).shape) > 2]
+        return list(dict.fromkeys([sizes.value, *(size for size in lasts if size > 1)]))[:KEY_SIZES]
 
     def _operands(self, sizes: Sizes, letters: str, heads: Sequence[int]) -> list[tuple[Operand, np.ndarray]]:
         """(1), (2) The values with these axes, each content once, by the value that stands first in the graph. Those
         that stand first come first."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
-        for value, count in product(self.values, heads):
+        furthest = 0 if letters == "bthd" else 1
+        near = [value for value, steps in self.values.items() if steps <= furthest]
+        for value, count in product(near, heads):
             tensor = self.point.tensor(value)
             if tensor.numbers() is None or tensor.exact is not None:
                 continue
@@ -159,22 +176,25 @@ class Search:
         key dimension."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         for value in self.values:
+            if logarithmic and value not in self.point.exponents:
+                continue
             for operand in self._narrow_forms(value, sizes, logarithmic):
                 array = _along(read(operand, self.point, sizes), sizes)
-                if array is not None:
+                if array is not None and not (array == 1).all():
                     found[array.tobytes()] = (operand, array)
         return list(found.values())
 
     def _narrow_forms(self, value: ir.Value, sizes: Sizes, logarithmic: bool) -> Iterator[Operand]:
         tensor = self.point.tensor(value)
         shape, numbers = tensor.shape, tensor.numbers()
-        if numbers is None:
+        if numbers is None or (tensor.exact is not None and (logarithmic or not _may_decay(tensor.exact))):
             return
         for count in range(min(CUTS, len(shape))):
             if count and (shape[-count] == 1 or cut(numbers, count) is None):
                 break
             rest = shape[: len(shape) - count]
-            for batch, tokens in ((True, True), (False, True), (False, False)):
+            along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
+            for batch, tokens in along:
                 own = {"b": sizes.batch if batch else 1, "t": sizes.tokens if tokens else 1, "h": sizes.heads}
                 for order in orders(rest, own):
                     yield Operand(value, order, sizes.heads, count, batch, tokens, logarithmic)
@@ -199,6 +219,7 @@ class Search:
 
     def _of(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
         """What fits an output of these sizes."""
+        self.work += sum(math.prod(self.point.tensor(value).shape) for value in self.values) // 10 + EACH * len(self.values)
         wanted = read(output, self.point, sizes)
         heads = [count for count in range(1, sizes.heads + 1) if sizes.heads % count == 0]
         keys = self._operands(sizes, "bthd", heads)
@@ -207,22 +228,26 @@ class Search:
             return
         goal = columns(wanted)
         factors: list[tuple[Operand | None, np.ndarray]] = [(None, np.ones_like(goal))]
-        factors += [(operand, array) for operand, array in self._narrow(sizes, False) if array.ndim == 3]
-        decays = [*self._narrow(sizes, True), *self._narrow(sizes, False), (None, None)]
+        direct = self._narrow(sizes, False)
+        factors += [(each, array) for each, array in direct if array.ndim == 3 and each.has_tokens and each.has_batch]
+        decays = [*self._narrow(sizes, True), *direct, (None, None)]
         firsts = _Firsts(
-            goal[:, 0],
-            np.stack([array[:, 0] for _, array in keys]),
-            np.stack([columns(array[:, 0]) for _, array in values]),
-            np.stack([array[:, 0] for _, array in factors]),
+            _few(goal[:, 0]),
+            np.stack([_few(array[:, 0]) for _, array in keys]),
+            np.stack([_few(columns(array[:, 0])) for _, array in values]),
+            np.stack([_few(array[:, 0]) for _, array in factors]),
         )
+        self.work += firsts.size
+        without_state = firsts.fitting(None)
         for (state, first), (decay, power) in product(self._states(sizes), decays):
             if first is None and decay is not None and sizes.tokens == 1:
                 continue
-            self.work += firsts.size
-            if self.work > MOST_WORK:
+            if first is not None:
+                self.work += firsts.size
+            if self.work > self.limit:
                 return
-            start = _decayed(None if first is None else columns(first), power)
-            for fit in firsts.fitting(start):
+            fits = without_state if first is None else firsts.fitting(_few(_decayed(columns(first), power)))
+            for fit in fits:
                 if (scale := self.scales.get(fit.ratio)) is None:
                     continue
                 query, key, value, factor = (
@@ -232,6 +257,7 @@ class Search:
                     factors[fit.factor][0],
                 )
                 found = Found(query, key, value, state, decay, factor, fit.is_delta, scale, fit.ratio, output)
+                self.work += sizes.tokens * TOKEN
                 if self._checked(found, goal, sizes):
                     yield found
 
@@ -270,8 +296,8 @@ class _Fit:
 
 @dataclass(frozen=True)
 class _Firsts:
-    """The first token: the output [B,H], and the keys and queries [l,B,H,D], values [n,B,H] and factors [m,B,H] that it
-    may be made of."""
+    """The first token of a few heads: the output [B], and the keys and queries [l,B,D], values [n,B] and factors [m,B]
+    that it may be made of."""
 
     goal: np.ndarray
     keys: np.ndarray
@@ -284,9 +310,9 @@ class _Firsts:
         return EACH + len(self.keys) ** 2 * len(self.values) * len(self.factors) * self.goal.size
 
     def fitting(self, start: np.ndarray | None) -> list[_Fit]:
-        """What makes the output one number times what the recurrence gives, [query, key, factor, value, B, H]."""
+        """What makes the output one number times what the recurrence gives, [query, key, factor, value, B]."""
         attended = dot(self.keys[:, None], self.keys[None])[:, :, None, None]
-        factors, goal = self.factors[None, None, :, None], self.goal.reshape(-1)
+        factors, goal = self.factors[None, None, :, None], self.goal
         fits: list[_Fit] = []
         for is_delta in (False, True):
             written = self.values[None, None, None]
@@ -297,10 +323,9 @@ class _Firsts:
             got = times(times(factors, written), attended)
             if start is not None:
                 got = reduced(got + dot(self.keys, start)[:, None, None, None])
-            flat = got.reshape(*got.shape[:4], -1)
-            same = (times(flat, goal[:1]) == times(flat[..., :1], goal)).all(axis=-1) & (flat[..., 0] != 0)
+            same = (times(got, goal[:1]) == times(got[..., :1], goal)).all(axis=-1) & (got[..., 0] != 0)
             for query, key, factor, value in np.argwhere(same):
-                ratio = int(goal[0]) * pow(int(flat[query, key, factor, value, 0]), -1, PRIME) % PRIME
+                ratio = int(goal[0]) * pow(int(got[query, key, factor, value, 0]), -1, PRIME) % PRIME
                 if query != key and ratio:
                     fits.append(_Fit(is_delta, int(query), int(key), int(factor), int(value), ratio))
         if start is None:
@@ -313,9 +338,20 @@ def scaled(outcome: Outcome, found: Found) -> np.ndarray:
     return times(outcome.output, np.int64(found.residue))
 
 
-def _decayed(state: np.ndarray | None, power: np.ndarray | None) -> np.ndarray | None:
+def _may_decay(array: np.ndarray) -> bool:
+    """Can numbers that are the same in every run be decays?"""
+    return array.size > 1 and bool((array > 0).all() and (array <= 1).all())
+
+
+def _few(array: np.ndarray) -> np.ndarray:
+    """A few heads of an array [B,H,...], in one dimension: the first two and the last."""
+    flat = array.reshape(-1, *array.shape[2:])
+    return flat[sorted({0, min(1, len(flat) - 1), len(flat) - 1})]
+
+
+def _decayed(state: np.ndarray, power: np.ndarray | None) -> np.ndarray:
     """The first state after the decay of the first token."""
-    if state is None or power is None:
+    if power is None:
         return state
     first = power[:, 0]
     return times(state, first if first.ndim == state.ndim else first[..., None])
