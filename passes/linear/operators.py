@@ -472,13 +472,18 @@ ALGEBRAIC = frozenset(("Add", "Sub", "Sum", "Neg", "Mul", "Div", "Exp"))
 def unknown_function(call: Call) -> list[Tensor]:
     """An unknown function of the operands, the same for equal operands."""
     given = [operand for operand in call.operands if operand is not None]
-    fields = [operand.numbers() for operand in given]
+    fields = [operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given]
     shape = broadcast(*given)
     known = [field for field in fields if field is not None]
     if len(known) < len(fields):
         return [Tensor(shape)]
     named = (call.node.op_type, sorted((name, repr(attr.value)) for name, attr in call.node.attributes.items()))
     return [of_field(np.broadcast_to(hashed(known, zlib.crc32(repr(named).encode())), shape))]
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Numbers that may be infinite as integers, a different one for each."""
+    return np.ascontiguousarray(array.astype(np.float64)).view(np.int64).reshape(array.shape)
 
 
 def _exact_max(*arrays: np.ndarray) -> np.ndarray:

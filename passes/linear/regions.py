@@ -30,6 +30,7 @@ SUMMING = ("MatMul", "Einsum", "CumSum", "ReduceSum")
 LOOPS = ("Loop", "Scan")
 CONTROL = (*LOOPS, "If", "SequenceEmpty", "SequenceConstruct", "SequenceInsert", "ConcatFromSequence", "Constant")
 DEEP = 2
+MATRIX = 2
 MOST_NODES = 20_000
 """More nodes than this are no region."""
 
@@ -64,7 +65,7 @@ def regions(graph: ir.Graph, info: ShapeInfo) -> Iterator[Region]:
     for needed in _groups(exits, depths):
         made = outputs_of(reached(needed, lambda node: _deep_readers(node, depths)))
         group = [value for value in made if depths.get(value, 0) and _is_exit(value, depths)]
-        nodes = _cone(group, depths, graph)
+        nodes = _cone(group, depths, graph, info)
         if len(nodes) > MOST_NODES:
             continue
         ordered = sorted(nodes, key=order.__getitem__)
@@ -93,7 +94,7 @@ def _enter_depths(node: ir.Node, info: ShapeInfo, depths: dict[ir.Value, int]) -
     if not _is_algebraic(node, info, depths):
         return
     depth = max((depths.get(value, 0) for value in node.inputs if value is not None), default=0)
-    if _multiplies(node, info):
+    if _multiplies(node, info) and not (is_op(node, "Mul") and any(map(_is_fixed, node.inputs))):
         depth += 1
     if depth:
         depths.update((output, depth) for output in node.outputs if info.dtype(output) in (*FLOATS, None))
@@ -104,7 +105,7 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
     if node.op_type not in (*RULES, "ConcatFromSequence", "SequenceInsert"):
         return False
     if is_op(node, "MatMul", "Einsum"):
-        return not any(_holds_weights(value) for value in node.inputs)
+        return not _is_layer(node, info, depths)
     if is_op(node, "Cast"):
         given = node.inputs[0]
         return given is not None and _bits(info.dtype(node.outputs[0])) >= _bits(info.dtype(given))
@@ -115,10 +116,34 @@ def _bits(dtype: ir.DataType | None) -> int:
     return 0 if dtype not in FLOATS else 32 if dtype == ir.DataType.FLOAT else 16
 
 
+def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
+    """Is a product one with weights? A larger constant beside a product may be a first state."""
+    for value in node.inputs:
+        if _holds_weights(value):
+            is_matrix = len(info.shape(value) or ()) <= MATRIX
+            if is_matrix or not any(depths.get(each, 0) for each in node.inputs if each is not None):
+                return True
+    return False
+
+
 def _holds_weights(value: ir.Value | None) -> bool:
     """Is a value a tensor of weights, moved or not?"""
     chain = reached([value], lambda each: _moved_from(each), limit=8)
     return any(each is not None and is_weight(each) for each in chain)
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Are the numbers of a value the same in every run, as far as they are looked for?"""
+    chain = list(reached([value], lambda each: _made_from(each), limit=16))
+    ends = [each for each in chain if each is not None and not _made_from(each)]
+    return len(chain) < 16 and bool(ends) and all(map(is_weight, ends))
+
+
+def _made_from(value: ir.Value | None) -> list[ir.Value | None]:
+    node = None if value is None or is_weight(value) else value.producer()
+    if is_op(node, "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Identity", "Expand", "Tile", "Exp", "Neg"):
+        return [node.inputs[0]]
+    return list(node.inputs) if is_op(node, "Mul", "Add", "Sub", "Div") else []
 
 
 def _moved_from(value: ir.Value | None) -> list[ir.Value | None]:
@@ -179,13 +204,15 @@ def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node
     return [reader for reader in readers_of(deep) if any(depths.get(output, 0) for output in reader.outputs)]
 
 
-def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph) -> set[ir.Node]:
+def _cone(
+    exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo
+) -> set[ir.Node]:
     """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions."""
     nodes = set[ir.Node]()
     pending = [maker for value in exits if (maker := value.producer()) is not None]
     while pending and len(nodes) <= MOST_NODES:
         node = pending.pop()
-        if node in nodes or node.graph is not graph or not _is_evaluated(node):
+        if node in nodes or node.graph is not graph or not _is_evaluated(node, info, depths):
             continue
         nodes.add(node)
         for value in values_read(node):
@@ -194,9 +221,9 @@ def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.G
     return nodes
 
 
-def _is_evaluated(node: ir.Node) -> bool:
+def _is_evaluated(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
     if node.domain not in STANDARD:
         return False
-    if is_op(node, "MatMul", "Einsum") and any(_holds_weights(value) for value in node.inputs):
+    if is_op(node, "MatMul", "Einsum") and _is_layer(node, info, depths):
         return False
     return node.op_type in RULES or node.op_type in ELEMENTWISE or node.op_type in CONTROL
