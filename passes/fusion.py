@@ -246,6 +246,7 @@ class _Run:
             return {}
         fused = fuse_linear(graph, self.facts, self.names)
         self.made.extend(each.node for each in fused)
+        self.notes.extend(each.note for each in fused if each.note is not None)
         return {each.node: each.block for each in fused}
 
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:

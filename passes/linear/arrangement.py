@@ -27,6 +27,13 @@ def orders(shape: Sequence[int], sizes: Mapping[str, int]) -> list[str]:
     return [*_orders(tuple(size for size in shape if size != 1), tuple(sizes.items()))]
 
 
+def has_order(shape: Sequence[int], order: str, sizes: Mapping[str, int]) -> bool:
+    """Can a tensor of this shape have axes of these sizes in this order?"""
+    axes = [letter for letter in order if sizes[letter] != 1]
+    dims = [size for size in shape if size != 1]
+    return math.prod(dims) == math.prod(sizes.values()) and _fits(dims, [sizes[letter] for letter in axes], axes)
+
+
 @lru_cache(maxsize=4096)
 def _orders(dims: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
     own, found = dict(sizes), dict[str, str]()

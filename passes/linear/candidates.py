@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import constant, is_op, reached
-from fa_compiler.passes.linear.arrangement import arranged, orders
+from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import power
 from fa_compiler.passes.linear.regions import FLOATS, Region
@@ -112,9 +111,7 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
     if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
         return None
     own = own_sizes(operand, sizes)
-    if set(own) != set(operand.order) or numbers.size != math.prod(own.values()):
-        return None
-    if operand.order not in orders(numbers.shape, own):
+    if set(own) != set(operand.order) or not has_order(numbers.shape, operand.order, own):
         return None
     return arranged(numbers, operand.order, own)
 

@@ -20,6 +20,7 @@ from fa_compiler.passes.linear.search import State
 from fa_compiler.passes.rewrite.node_view import registry_node
 
 OP = "FlashLinearAttention"
+MOST_TOKENS = 1 << 17
 
 
 @dataclass
@@ -29,10 +30,13 @@ class Emitter:
     match: LinearMatch
     builder: Builder
 
+    is_any_length: bool = False
+    """Is the attention meant for every length?"""
+
     def emit(self, cann: str | None) -> tuple[ir.Node, list[tuple[ir.Value, ir.Value]]]:
         """The operator, which is in the graph then, and the pairs of old values and what takes their places."""
         found, sizes = self.match.found, self.match.sizes
-        query = self._tokens(found.query)
+        query = self._guarded(self._tokens(found.query))
         inputs: dict[str, ir.Value | None] = {
             "query": query,
             "key": self._tokens(found.key),
@@ -59,6 +63,25 @@ class Emitter:
         pairs = [(each.value, self._as(output, each)) for each in self.match.outputs]
         pairs += [(each.value, self._as_state(state, each)) for each in self.match.states]
         return node, pairs
+
+    def _guarded(self, query: ir.Value) -> ir.Value:
+        """The query, which fails to be reshaped where the file is not right, as the file fails there or gives other
+        numbers. A longer one lies beyond the table."""
+        ranges = self.match.lengths
+        if ranges is None or self.is_any_length:
+            return query
+        last = max(end or MOST_TOKENS for _, end in ranges)
+        if last > MOST_TOKENS or any(end is None for _, end in ranges):
+            raise Decline(Code.LINEAR, "the numbers of tokens for which the file is right cannot be told apart")
+        width = self.match.found.query.heads * self.match.sizes.key
+        table = np.full(last + 1, width + 1, dtype=np.int64)
+        for first, end in ranges:
+            table[first : (end or 0) + 1] = width
+        legal = self.builder.constant(table, "widths")
+        tokens = self.builder.dimension(query, 1)
+        found = self.builder.op("Gather", [legal, tokens], ir.DataType.INT64, {"axis": 0})
+        shape = self.builder.joined([self.builder.ints([0, 0]), found], ir.DataType.INT64, 0)
+        return self.builder.op("Reshape", [query, shape], self._dtype)
 
     @property
     def _dtype(self) -> ir.DataType:

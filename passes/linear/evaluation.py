@@ -14,7 +14,7 @@ import onnx_ir as ir
 from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.operators import evaluated
-from fa_compiler.passes.linear.tensors import FailedError, Tensor, exact, moved, of_field
+from fa_compiler.passes.linear.tensors import FailedError, Tensor, UnknownError, exact, moved, of_field
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 SUMS = frozenset(
@@ -50,6 +50,8 @@ class Evaluation:
     known: dict[ir.Value, Sequenced] = field(default_factory=dict)
     scalars: set[float] = field(default_factory=set)
     """The single numbers that were met: one of them may be the scale."""
+    leaves: int = 0
+    """How many tensors of random numbers were made: a body makes new ones in each run."""
 
     def tensor(self, value: ir.Value) -> Tensor:
         """The numbers of a value."""
@@ -70,10 +72,10 @@ class Evaluation:
             return exact(array)
         shape = self.shape(value)
         count = int(np.prod(shape, dtype=np.int64))
-        if self.info.dtype(value) not in (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16):
-            raise FailedError(f"{value.name!r} is not known")
         places = np.arange(count, dtype=np.int64)
-        return of_field(hashed([places], self.seed + zlib.crc32((value.name or "").encode())).reshape(shape))
+        self.leaves += 1
+        seed = self.seed + zlib.crc32((value.name or "").encode()) + self.leaves
+        return of_field(hashed([places], seed).reshape(shape))
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """The sizes of a value in this run. Raises FailedError where one is not known."""
@@ -110,9 +112,12 @@ class Evaluation:
             operands = [None if value is None else self.tensor(value) for value in node.inputs]
         dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
         with_sums = not self.exponents.isdisjoint(node.outputs)
-        results = evaluated(node, operands, dtype, with_sums)
-        if results is None:
-            raise FailedError(f"{node.op_type} is not followed")
+        try:
+            results = evaluated(node, operands, dtype, with_sums)
+        except UnknownError:
+            results = None
+        if results is None:  # whatever it gives: what is proven holds for every number
+            return [self._leaf(output) for output in node.outputs]
         for result in results:
             if result.exact is not None:
                 self._meet(result.exact)

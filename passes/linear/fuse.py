@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import ANY_LENGTH
 from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.attention_ops.linear import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
@@ -25,6 +26,8 @@ class FusedLinear:
 
     node: ir.Node
     block: Block
+    note: str | None = None
+    """For which lengths the file is right."""
 
 
 def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
@@ -36,10 +39,11 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear
 
 
 def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> FusedLinear | None:
+    is_any_length = ANY_LENGTH in facts.options.assume
     anchor = label(match.found.output.value.producer()) or ""
     with Trial(Builder(graph, names, facts.info)) as trial:
         try:
-            node, pairs = Emitter(match, trial.builder).emit(facts.options.cann)
+            node, pairs = Emitter(match, trial.builder, is_any_length).emit(facts.options.cann)
         except Decline:
             return None
         pairs = [(old, trial.builder.alias(new) if _needs_alias(old, new, trial.builder) else new) for old, new in pairs]
@@ -57,8 +61,20 @@ def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> F
         layout="BSH",
         heads=(match.found.query.heads, match.sizes.heads),
         rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
+        assumed=(ANY_LENGTH,) if is_any_length and match.lengths is not None else (),
     )
-    return FusedLinear(node, block)
+    return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length))
+
+
+def _lengths_in_words(anchor: str, match: LinearMatch, is_any_length: bool) -> str | None:
+    """For which lengths the file is right; None where it is for all that it takes."""
+    if match.lengths is None:
+        return None
+    ranges = " and ".join(str(first) if first == end else f"{first} to {end}" for first, end in match.lengths)
+    beyond = "other lengths are computed, too" if is_any_length else (
+        f"other lengths are refused; --assume {ANY_LENGTH} computes them"
+    )
+    return f"{anchor}: as exported, this linear attention is right for {ranges} tokens; {beyond}"
 
 
 def _needs_alias(old: ir.Value, new: ir.Value, builder: Builder) -> bool:

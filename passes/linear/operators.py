@@ -19,6 +19,7 @@ from fa_compiler.passes.linear.field import hashed, matmul, power
 from fa_compiler.passes.linear.tensors import (
     FailedError,
     Tensor,
+    UnknownError,
     added,
     broadcast,
     divided,
@@ -62,7 +63,7 @@ class Call:
         """The integers of an operand that are the same in every run with these sizes."""
         array = self[index].exact
         if array is None or array.dtype.kind not in "iu":
-            raise FailedError(f"operand {index} of {self.node.op_type} is not known")
+            raise UnknownError(f"operand {index} of {self.node.op_type} is not known")
         return [int(number) for number in array.reshape(-1)]
 
     def axes(self, index: int = 1) -> list[int] | None:
@@ -218,7 +219,7 @@ def _cut(start: int, end: int, step: int, size: int) -> slice:
 def _indices(call: Call, index: int = 1) -> np.ndarray:
     array = call[index].exact
     if array is None or array.dtype.kind not in "iu":
-        raise FailedError(f"the indices of {call.node.op_type} are not known")
+        raise UnknownError(f"the indices of {call.node.op_type} are not known")
     return array
 
 
@@ -244,7 +245,7 @@ def _leading(places: np.ndarray, axis: int, shape: Sequence[int]) -> tuple[slice
 @rule("GatherND")
 def _gather_nd(call: Call) -> list[Tensor]:
     if int_attr(call.node, "batch_dims", 0):
-        raise FailedError("GatherND of batches")
+        raise UnknownError("GatherND of batches")
     places = tuple(np.moveaxis(_indices(call), -1, 0))
     return call.moved(operator.itemgetter(places))
 
@@ -254,7 +255,7 @@ def _pad(call: Call) -> list[Tensor]:
     """Zeros, or another constant, around the source."""
     pads = call.ints(1) if call.has(1) else list(call.attr("pads") or ())
     if text_attr(call.node, "mode", "constant") != "constant":
-        raise FailedError("Pad")
+        raise UnknownError("Pad")
     rank = len(call[0].shape)
     axes = [axis % rank for axis in call.ints(3)] if call.has(3) else list(range(rank))
     before, after = [0] * rank, [0] * rank
@@ -262,7 +263,7 @@ def _pad(call: Call) -> list[Tensor]:
         before[axis], after[axis] = pads[place], pads[place + len(axes)]
     filler = call[2] if call.has(2) else None
     if filler is not None and (filler.exact is None or filler.exact.reshape(-1)[0] != 0):
-        raise FailedError("Pad with another number than 0")
+        raise UnknownError("Pad with another number than 0")
     cuts = tuple(slice(max(0, -b), s - max(0, -a)) for b, a, s in zip(before, after, call[0].shape, strict=True))
     widths = [(max(0, b), max(0, a)) for b, a in zip(before, after, strict=True)]
     return call.moved(lambda array: np.pad(array[cuts], widths))
@@ -311,7 +312,7 @@ def _scatter_nd(call: Call) -> list[Tensor]:
 
 def _no_reduction(call: Call) -> None:
     if text_attr(call.node, "reduction", "none") != "none":
-        raise FailedError(f"{call.node.op_type} that adds")
+        raise UnknownError(f"{call.node.op_type} that adds")
 
 
 @rule("Where")
@@ -386,9 +387,9 @@ def _einsum(call: Call) -> list[Tensor]:
     terms, _, out = equation.partition("->")
     labels = terms.split(",")
     if "->" not in equation or "." in equation or any(len(set(each)) < len(each) for each in (*labels, out)):
-        raise FailedError("an Einsum of another form")
+        raise UnknownError("an Einsum of another form")
     if any(field is None for field in fields):
-        raise FailedError("an Einsum of numbers that are not finite")
+        raise UnknownError("an Einsum of numbers that are not finite")
     result, own = fields[0], labels[0]
     assert result is not None
     for index in range(1, len(fields)):
@@ -561,7 +562,7 @@ def _constant_of_shape(call: Call) -> list[Tensor]:
 def _range(call: Call) -> list[Tensor]:
     start, limit, delta = (call[index].exact for index in range(3))
     if start is None or limit is None or delta is None:
-        raise FailedError("a Range of unknown length")
+        raise UnknownError("a Range of unknown length")
     return [exact(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))]
 
 
@@ -573,11 +574,22 @@ def _mod(call: Call) -> list[Tensor]:
     return [exact(np.asarray(np.fmod(left, right) if int_attr(call.node, "fmod", 0) else np.mod(left, right)))]
 
 
+@rule("OneHot")
+def _one_hot(call: Call) -> list[Tensor]:
+    """Known where the indices are."""
+    indices, values = _indices(call), call[2].exact
+    (depth,) = call.ints(1)
+    if values is None or int_attr(call.node, "axis", -1) not in (-1, indices.ndim):
+        raise UnknownError("a OneHot of another form")
+    hot = np.equal(np.mod(indices, depth)[..., None], np.arange(depth))
+    return [exact(np.where(hot, values[1], values[0]))]
+
+
 @rule("EyeLike")
 def _eye_like(call: Call) -> list[Tensor]:
     dtype = call.attr("dtype")
     if dtype is None:
-        raise FailedError("EyeLike of an unknown type")
+        raise UnknownError("EyeLike of an unknown type")
     rows, columns = call[0].shape
     return [exact(np.eye(rows, columns, int_attr(call.node, "k", 0), dtype=ir.DataType(dtype).numpy()))]
 

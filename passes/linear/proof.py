@@ -6,16 +6,7 @@ give the same outputs. What is compared are polynomials, divided by others, of t
 exponentials of decays; where two of them differ, they are equal at a random point with a chance of their degree divided
 by 2^31. `POINTS` points are looked at.
 
-Lengths: where the number of tokens is the same in every run, the points have that number. Where it is open, points of
-several lengths are looked at:
-
-    1     small lengths, which show a loop
-    2     around each multiple of a chunk size, which is a number that stands in the graph: one more than the multiple
-          before, one more than that, one less, and the multiple itself
-    3     from the first length that the graph takes, up to two chunks beyond the last number of chunks that is right
-
-The graph has no other number that tells lengths apart: its operators treat all lengths between two multiples alike, and
-all numbers of chunks, unless a number of chunks is written into the graph; then it is right for this number only.
+Where the number of tokens is open, lengths.py says which of them are looked at.
 """
 
 from __future__ import annotations
@@ -23,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import count
 
 import numpy as np
 import onnx_ir as ir
@@ -32,6 +24,7 @@ from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
+from fa_compiler.passes.linear.lengths import Ranges, chunk_sizes, right_ranges
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
@@ -42,14 +35,6 @@ POINTS = 3
 BATCHES = (3, 2, 5)
 """The sizes of an open batch, by the number of the point."""
 FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 300, 600, 1200)
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """For which numbers of tokens a region is right. `ranges` are those that were proven, each with its last length;
-    None where every length is right. `step` is the number of which every right length is a multiple."""
-
-    ranges: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +53,8 @@ class LinearMatch:
     """The shapes of the operands and outputs at the first point."""
     is_open: Mapping[str, bool]
     """Do batch (b) and tokens (t) differ from run to run?"""
-    lengths: Lengths = field(default_factory=Lengths)
+    lengths: Ranges | None = None
+    """The numbers of tokens for which the region is right; None where it is right for all that there are."""
 
 
     @property
@@ -211,28 +197,34 @@ class Prover:
     def _confirmed(
         self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int
     ) -> LinearMatch | None:
-        """The match after it was proven at other points."""
-        for number in range(1, POINTS):
-            if not self._holds(match, batch, tokens, length, number):
-                self.trace("not confirmed")
-                return None
-        return match
+        """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
+        if not all(self._holds(match, batch, tokens, length, number) for number in range(1, POINTS)):
+            self.trace("not confirmed")
+            return None
+        if not match.is_open["t"]:
+            return match
+        numbers = count(POINTS)
+        ranges = right_ranges(
+            chunk_sizes(self.region), length, lambda each: self._holds(match, batch, tokens, each, next(numbers))
+        )
+        self.trace("lengths", ranges)
+        if not ranges:
+            return None
+        return replace(match, lengths=None if ranges == ((1, None),) else ranges)
 
     def _holds(
-        self, match: LinearMatch, batch: Iterable[str], tokens: Iterable[str], length: int, number: int
+        self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int
     ) -> bool:
         """Is the match right at another point?"""
         try:
             point = self._point(batch, tokens, length, number)
-            is_open = bool(batch) and match.sizes.batch == BATCHES[0]
-            own = BATCHES[number % len(BATCHES)] if is_open else match.sizes.batch
-            sizes = _sizes_at(match.found, match.sizes, point, own)
-            outcome = None if sizes is None else _outcome(match.found, point, sizes)
-            if sizes is None or outcome is None:
-                return False
-            return _agrees(match, point, sizes, outcome)
         except FailedError:
             return False
+        is_open = bool(batch) and match.sizes.batch == BATCHES[0]
+        own = BATCHES[number % len(BATCHES)] if is_open else match.sizes.batch
+        sizes = _sizes_at(match.found, match.sizes, point, own)
+        outcome = None if sizes is None else _outcome(match.found, point, sizes)
+        return sizes is not None and outcome is not None and _agrees(match, point, sizes, outcome)
 
 
 def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> bool:

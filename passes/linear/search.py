@@ -24,13 +24,13 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.linear.arrangement import arranged, orders
+from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
 from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 
-MOST_WORK = 40_000_000
+MOST_WORK = 20_000_000
 """So many numbers are computed in one search. Regions of real models need up to a tenth of them."""
 FIRST_SHARE = 500_000
 EACH = 2_000
@@ -89,7 +89,7 @@ def read_state(state: State, point: Evaluation, sizes: Sizes) -> np.ndarray | No
     """The numbers of a state, [B,H,Dk,Dv]."""
     numbers = point.tensor(state.value).numbers()
     own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
-    if numbers is None or state.order not in orders(numbers.shape, own):
+    if numbers is None or not has_order(numbers.shape, state.order, own):
         return None
     return arranged(numbers, state.order, own)
 

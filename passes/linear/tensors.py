@@ -22,6 +22,10 @@ class FailedError(Exception):
     """The graph fails with these sizes, or it computes what cannot be followed."""
 
 
+class UnknownError(FailedError):
+    """An operator is not followed with these operands."""
+
+
 @dataclass(frozen=True)
 class Exponents:
     """Elements as exponents modulo ORDER. `blocked` marks those that are minus infinity; None where there are none."""

@@ -1,0 +1,80 @@
+"""For which numbers of tokens a region is right, where this number is open.
+
+    1     lengths of 1 to 5 tokens show a loop
+    2     an integer that the graph compares a length with, or divides it by, is taken for the size of a chunk. Around each of
+          its multiples, up to two chunks beyond the length at which the operands were found, the region is looked at:
+          the first length of a chunk, its middle, and its last length
+    3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
+          alike, but for the sizes of pads and slices, which both ends have shown
+    4     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
+          graph could tell them apart, and none is that large
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import onnx_ir as ir
+
+from fa_compiler.passes.ir.nodes import constant, is_op, subgraphs
+from fa_compiler.passes.linear.regions import Region
+
+ARITHMETIC = ("Mod", "Div", "Min", "Max", "Sub", "Add", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal")
+SMALL = (1, 2, 3, 5)
+MOST_PROBES = 64
+SMALLEST_CHUNK = 4
+BEYOND = 2
+
+Ranges = tuple[tuple[int, int | None], ...]
+"""The first and the last length of each range; None where it has no end."""
+
+
+def chunk_sizes(region: Region) -> list[int]:
+    """(2) The integers that lengths are compared with or divided by."""
+    found = set[int]()
+    for node in _all(region.nodes):
+        if not is_op(node, *ARITHMETIC):
+            continue
+        arrays = [constant(value, limit=1) for value in node.inputs]
+        numbers = [abs(int(each.reshape(-1)[0])) for each in arrays if each is not None and each.dtype.kind in "iu"]
+        if len(numbers) < len(arrays):
+            found.update(numbers)
+    return sorted(number for number in found if number >= SMALLEST_CHUNK)
+
+
+def _all(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
+    for node in nodes:
+        yield node
+        for graph in subgraphs(node):
+            yield from _all([*graph])
+
+
+def probes(sizes: Sequence[int], found: int) -> list[int] | None:
+    """(1), (2) The lengths that are looked at; None where they are too many. `found` is the one at which the operands were
+    found."""
+    lengths = {*SMALL, found}
+    for size in sizes:
+        for chunk in range(found // size + BEYOND + 1):
+            first = chunk * size
+            lengths.update((first + 1, first + size // 2, first + size))
+    return sorted(lengths) if len(lengths) <= MOST_PROBES else None
+
+
+def right_ranges(sizes: Sequence[int], found: int, is_right: Callable[[int], bool]) -> Ranges | None:
+    """The ranges of lengths that are right; None where they cannot be told."""
+    lengths = probes(sizes, found)
+    if lengths is None:
+        return None
+    right = [is_right(length) for length in lengths]
+    ranges: list[tuple[int, int | None]] = []
+    for place, length in enumerate(lengths):
+        if not right[place]:
+            continue
+        joins = place > 0 and right[place - 1] and ranges  # (3)
+        if joins:
+            ranges[-1] = (ranges[-1][0], length)
+        else:
+            ranges.append((length, length))
+    if ranges and right[-1] and ranges[-1][0] <= max(found, 1):  # (4)
+        ranges[-1] = (ranges[-1][0], None)
+    return tuple(ranges)
