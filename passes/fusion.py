@@ -245,7 +245,7 @@ class _Run:
         if self.opset > NEWEST_OPSET or self.refusal is not None:
             return {}
         fused = fuse_linear(graph, self.facts, self.names)
-        self.made.extend(each.node for each in fused)
+        self.made.extend(each.node for each in fused if each.block.status == "fused")
         self.notes.extend(each.note for each in fused if each.note is not None)
         return {each.node: each.block for each in fused}
 

@@ -67,20 +67,26 @@ class Emitter:
     def _guarded(self, query: ir.Value) -> ir.Value:
         """The query, which fails to be reshaped where the file is not right, as the file fails there or gives other
         numbers. A longer one lies beyond the table."""
-        ranges = self.match.lengths
-        if ranges is None or self.is_any_length:
+        lengths, width = self.match.lengths, self.match.found.query.heads * self.match.sizes.key
+        if lengths.are_all or self.is_any_length:
             return query
+        tokens = self.builder.dimension(query, 1)
+        if lengths.step > 1:
+            rest = self.builder.op("Mod", [tokens, self.builder.ints([lengths.step])], ir.DataType.INT64)
+            return self._of_width(query, self.builder.op("Add", [rest, self.builder.ints([width])], ir.DataType.INT64))
+        ranges = lengths.ranges
         last = max(end or MOST_TOKENS for _, end in ranges)
         if last > MOST_TOKENS or any(end is None for _, end in ranges):
             raise Decline(Code.LINEAR, "the numbers of tokens for which the file is right cannot be told apart")
-        width = self.match.found.query.heads * self.match.sizes.key
         table = np.full(last + 1, width + 1, dtype=np.int64)
         for first, end in ranges:
             table[first : (end or 0) + 1] = width
         legal = self.builder.constant(table, "widths")
-        tokens = self.builder.dimension(query, 1)
-        found = self.builder.op("Gather", [legal, tokens], ir.DataType.INT64, {"axis": 0})
-        shape = self.builder.joined([self.builder.ints([0, 0]), found], ir.DataType.INT64, 0)
+        return self._of_width(query, self.builder.op("Gather", [legal, tokens], ir.DataType.INT64, {"axis": 0}))
+
+    def _of_width(self, query: ir.Value, width: ir.Value) -> ir.Value:
+        """The query, where it has this width; a Reshape that fails where it has not."""
+        shape = self.builder.joined([self.builder.ints([0, 0]), width], ir.DataType.INT64, 0)
         return self.builder.op("Reshape", [query, shape], self._dtype)
 
     @property

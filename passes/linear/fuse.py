@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import ANY_LENGTH
-from fa_compiler.passes.answer.report import Block
+from fa_compiler.passes.answer.report import Block, Code
 from fa_compiler.passes.attention_ops.linear import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
@@ -22,7 +22,7 @@ from fa_compiler.passes.values.facts import Facts
 
 @dataclass(frozen=True)
 class FusedLinear:
-    """One fused linear attention, and its block."""
+    """One linear attention that is fused, or named and left, and its block."""
 
     node: ir.Node
     block: Block
@@ -38,9 +38,25 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear
     return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
 
 
+def _selective_scan(match: LinearMatch) -> Block:
+    """The block of a recurrence of Mamba-1, which is left as it is."""
+    reason = (
+        f"the selective scan of Mamba-1: each of {match.sizes.heads} channels has {match.sizes.key} decays of its own. "
+        f"{OP} is made for states whose values share their decays"
+    )
+    node = match.found.output.value.producer()
+    name = label(node) or ""
+    return Block(
+        id=0, kind="no_softmax", anchor=name, status="linear_attention", code=Code.LINEAR, reason=reason, culprit=name
+    )
+
+
 def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> FusedLinear | None:
+    output = match.found.output.value.producer()
+    if match.is_selective_scan:
+        return None if output is None else FusedLinear(output, _selective_scan(match))
     is_any_length = ANY_LENGTH in facts.options.assume
-    anchor = label(match.found.output.value.producer()) or ""
+    anchor = label(output) or ""
     with Trial(Builder(graph, names, facts.info)) as trial:
         try:
             node, pairs = Emitter(match, trial.builder, is_any_length).emit(facts.options.cann)
@@ -61,20 +77,19 @@ def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> F
         layout="BSH",
         heads=(match.found.query.heads, match.sizes.heads),
         rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
-        assumed=(ANY_LENGTH,) if is_any_length and match.lengths is not None else (),
+        assumed=(ANY_LENGTH,) if is_any_length and not match.lengths.are_all else (),
     )
     return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length))
 
 
 def _lengths_in_words(anchor: str, match: LinearMatch, is_any_length: bool) -> str | None:
     """For which lengths the file is right; None where it is for all that it takes."""
-    if match.lengths is None:
+    if match.lengths.are_all:
         return None
-    ranges = " and ".join(str(first) if first == end else f"{first} to {end}" for first, end in match.lengths)
-    beyond = "other lengths are computed, too" if is_any_length else (
-        f"other lengths are refused; --assume {ANY_LENGTH} computes them"
-    )
-    return f"{anchor}: as exported, this linear attention is right for {ranges} tokens; {beyond}"
+    beyond = f"other numbers are refused; --assume {ANY_LENGTH} computes them"
+    if is_any_length:
+        beyond = "other numbers are computed, too"
+    return f"{anchor}: as exported, this linear attention is right where the tokens are {match.lengths}; {beyond}"
 
 
 def _needs_alias(old: ir.Value, new: ir.Value, builder: Builder) -> bool:

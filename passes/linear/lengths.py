@@ -6,13 +6,15 @@
           the first length of a chunk, its middle, and its last length
     3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
           alike, but for the sizes of pads and slices, which both ends have shown
-    4     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
+    4     where only the multiples of a chunk are right, and all of these that were looked at, all multiples are
+    5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
           graph could tell them apart, and none is that large
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import onnx_ir as ir
 
@@ -25,8 +27,25 @@ MOST_PROBES = 64
 SMALLEST_CHUNK = 4
 BEYOND = 2
 
-Ranges = tuple[tuple[int, int | None], ...]
-"""The first and the last length of each range; None where it has no end."""
+@dataclass(frozen=True)
+class Lengths:
+    """The numbers of tokens that are right: ranges of a first and a last one, None where a range has no end; or all
+    multiples of a `step`."""
+
+    ranges: tuple[tuple[int, int | None], ...] = ((1, None),)
+    step: int = 1
+
+    @property
+    def are_all(self) -> bool:
+        """Is every length right?"""
+        return self.ranges == ((1, None),) and self.step == 1
+
+    def __str__(self) -> str:
+        if self.step > 1:
+            return f"multiples of {self.step}"
+        parts = [f"{first} or more" if last is None else str(first) if first == last else f"{first} to {last}"
+                 for first, last in self.ranges]
+        return " and ".join(parts)
 
 
 def chunk_sizes(region: Region) -> list[int]:
@@ -60,21 +79,24 @@ def probes(sizes: Sequence[int], found: int) -> list[int] | None:
     return sorted(lengths) if len(lengths) <= MOST_PROBES else None
 
 
-def right_ranges(sizes: Sequence[int], found: int, is_right: Callable[[int], bool]) -> Ranges | None:
-    """The ranges of lengths that are right; None where they cannot be told."""
+def right_lengths(sizes: Sequence[int], found: int, is_right: Callable[[int], bool]) -> Lengths | None:
+    """The lengths that are right; None where they cannot be told."""
     lengths = probes(sizes, found)
     if lengths is None:
         return None
-    right = [is_right(length) for length in lengths]
+    right = {length for length in lengths if is_right(length)}
+    for size in sizes:  # (4)
+        multiples = {length for length in lengths if length % size == 0}
+        if right == multiples and len(multiples) > BEYOND:
+            return Lengths(step=size)
     ranges: list[tuple[int, int | None]] = []
-    for place, length in enumerate(lengths):
-        if not right[place]:
-            continue
-        joins = place > 0 and right[place - 1] and ranges  # (3)
-        if joins:
+    before = 0
+    for length in lengths:
+        if length in right and before in right and ranges:  # (3)
             ranges[-1] = (ranges[-1][0], length)
-        else:
+        elif length in right:
             ranges.append((length, length))
-    if ranges and right[-1] and ranges[-1][0] <= max(found, 1):  # (4)
+        before = length
+    if ranges and lengths[-1] in right and ranges[-1][0] <= found:  # (5)
         ranges[-1] = (ranges[-1][0], None)
-    return tuple(ranges)
+    return Lengths(tuple(ranges)) if ranges else None

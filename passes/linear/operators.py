@@ -529,6 +529,7 @@ EXACT: Mapping[str, Callable[..., np.ndarray]] = {
     "Or": np.logical_or,
     "Pow": np.power,
     "Reciprocal": np.reciprocal,
+    "Sign": np.sign,
     "Sin": np.sin,
     "Sqrt": np.sqrt,
     "Sub": np.subtract,
@@ -577,7 +578,7 @@ def _mod(call: Call) -> list[Tensor]:
 @rule("OneHot")
 def _one_hot(call: Call) -> list[Tensor]:
     """Known where the indices are."""
-    indices, values = _indices(call), call[2].exact
+    indices, values = _indices(call, 0), call[2].exact
     (depth,) = call.ints(1)
     if values is None or int_attr(call.node, "axis", -1) not in (-1, indices.ndim):
         raise UnknownError("a OneHot of another form")

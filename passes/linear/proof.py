@@ -24,7 +24,7 @@ from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
-from fa_compiler.passes.linear.lengths import Ranges, chunk_sizes, right_ranges
+from fa_compiler.passes.linear.lengths import Lengths, chunk_sizes, right_lengths
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
@@ -34,7 +34,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 POINTS = 3
 BATCHES = (3, 2, 5)
 """The sizes of an open batch, by the number of the point."""
-FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 300, 600, 1200)
+FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class LinearMatch:
     """The shapes of the operands and outputs at the first point."""
     is_open: Mapping[str, bool]
     """Do batch (b) and tokens (t) differ from run to run?"""
-    lengths: Ranges | None = None
-    """The numbers of tokens for which the region is right; None where it is right for all that there are."""
+    lengths: Lengths = field(default_factory=Lengths)
+    """The numbers of tokens for which the region is right, of those that there are."""
 
 
     @property
@@ -71,6 +71,12 @@ class LinearMatch:
         if self.found.decay is None:
             return None
         return self.sizes.heads * (self.sizes.key if "d" in self.found.decay.order else 1)
+
+
+    @property
+    def is_selective_scan(self) -> bool:
+        """Is it the recurrence of Mamba-1: heads of one value, the channels, each with decays of its own?"""
+        return self.sizes.value == 1 and self.found.decay is not None and "d" in self.found.decay.order
 
 
 @dataclass(frozen=True)
@@ -204,13 +210,11 @@ class Prover:
         if not match.is_open["t"]:
             return match
         numbers = count(POINTS)
-        ranges = right_ranges(
+        lengths = right_lengths(
             chunk_sizes(self.region), length, lambda each: self._holds(match, batch, tokens, each, next(numbers))
         )
-        self.trace("lengths", ranges)
-        if not ranges:
-            return None
-        return replace(match, lengths=None if ranges == ((1, None),) else ranges)
+        self.trace("lengths", lengths)
+        return None if lengths is None else replace(match, lengths=lengths)
 
     def _holds(
         self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int
