@@ -187,6 +187,8 @@ class _Run:
     """The names of nodes that are not the model's own."""
     made: list[ir.Node] = field(default_factory=list)
     """The fused nodes of all graphs."""
+    named: set[ir.Node] = field(default_factory=set)
+    """The nodes of recurrences that are left, and reported as a whole."""
 
     @property
     def facts(self) -> Facts:
@@ -247,6 +249,7 @@ class _Run:
         fused = fuse_linear(graph, self.facts, self.names)
         self.made.extend(each.node for each in fused if each.block.status == "fused")
         self.notes.extend(each.note for each in fused if each.note is not None)
+        self.named.update(node for each in fused for node in each.members)
         return {each.node: each.block for each in fused}
 
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
@@ -332,7 +335,7 @@ class _Run:
         yield from ((block.node, block.decline(self.facts)) for block in softmaxes)
         probabilities = {*(anchor.output for anchor in listed), *(block.node.outputs[0] for block in softmaxes)}
         linear = linear_attentions(graph, probabilities, self.facts)
-        yield from ((block.node, block.decline()) for block in linear)
+        yield from ((block.node, block.decline()) for block in linear if block.node not in self.named)
 
     def _fuse_anchor(
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, substitutions: Substitutions

@@ -36,6 +36,8 @@ def with_exponents(nodes: Iterable[ir.Node]) -> set[ir.Value]:
             wanted.update(value for value in node.inputs if value is not None)
         for graph in subgraphs(node):
             wanted |= with_exponents(graph)
+            pairs = zip(graph.inputs, node.inputs, strict=False)
+            wanted.update(outer for inner, outer in pairs if inner in wanted and outer is not None)
     return wanted
 
 

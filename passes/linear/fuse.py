@@ -28,6 +28,8 @@ class FusedLinear:
     block: Block
     note: str | None = None
     """For which lengths the file is right."""
+    members: frozenset[ir.Node] = frozenset()
+    """The nodes of one that is left, which need no other name."""
 
 
 def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
@@ -54,7 +56,7 @@ def _selective_scan(match: LinearMatch) -> Block:
 def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> FusedLinear | None:
     output = match.found.output.value.producer()
     if match.is_selective_scan:
-        return None if output is None else FusedLinear(output, _selective_scan(match))
+        return None if output is None else FusedLinear(output, _selective_scan(match), members=match.region.members)
     is_any_length = ANY_LENGTH in facts.options.assume
     anchor = label(output) or ""
     with Trial(Builder(graph, names, facts.info)) as trial:

@@ -168,11 +168,23 @@ class Prover:
     ) -> LinearMatch:
         operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
-        dims = self.info.shape(found.output.value) or (Dim.fresh(),)
-        named = {name for dim in dims for name in _names(dim)}
         batch, tokens = self._open_sizes()
-        is_open = {"b": not named.isdisjoint(batch), "t": bool(tokens) and not named <= set(batch)}
+        is_open = {
+            "b": self._differs(found.output.value, batch, tokens),
+            "t": self._differs(found.output.value, tokens, batch),
+        }
         return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
+
+    def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
+        """Does the number of elements differ with the sizes of these names?"""
+        dims = self.info.shape(value)
+        if dims is None or not names:
+            return bool(names)
+        counts = []
+        for size in (7, 11):
+            sizes = dict.fromkeys(others, 5) | dict.fromkeys(names, size)
+            counts.append([dim.evaluate(sizes) for dim in dims])
+        return counts[0] != counts[1] or None in counts[0]
 
     def _covered(
         self, found: Found, point: Evaluation, sizes: Sizes, outcome: Outcome
