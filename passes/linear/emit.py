@@ -117,7 +117,9 @@ class Emitter:
             return self.builder.ints([int(part[0]) for part in known if part is not None])
         return self.builder.joined(parts, ir.DataType.INT64, 0)
 
-    def _reshaped(self, value: ir.Value, own: Sequence[str], wanted: Sequence[str], sizes: Mapping[str, int]) -> ir.Value:
+    def _reshaped(
+        self, value: ir.Value, own: Sequence[str], wanted: Sequence[str], sizes: Mapping[str, int]
+    ) -> ir.Value:
         """A value whose dimensions have their `own` axes, with the `wanted` ones."""
         if list(own) == list(wanted):
             return value

@@ -187,7 +187,9 @@ class Evaluation:
             slices: list[Sequenced] = []
             for each, axis, back in zip(scanned, axes, turned, strict=True):
                 place = length - 1 - step if back else step
-                slices.append(moved((each,), lambda array, p=place, a=axis: np.take(array, p, a), each.sums is not None))
+                slices.append(
+                    moved((each,), lambda array, p=place, a=axis: np.take(array, p, a), each.sums is not None)
+                )
             results = self._body(body, [*states, *slices])
             states = results[: len(states)]
             for part, result in zip(stacked, results[len(states) :], strict=True):

@@ -37,7 +37,9 @@ def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The matrix product of two arrays as NumPy's matmul. The numbers are cut in two parts of 16 bits, whose products
     float64 sums without an error."""
     if left.shape[-1] > _WIDE:
-        return reduced(matmul(left[..., :_WIDE], right[..., :_WIDE, :]) + matmul(left[..., _WIDE:], right[..., _WIDE:, :]))
+        return reduced(
+            matmul(left[..., :_WIDE], right[..., :_WIDE, :]) + matmul(left[..., _WIDE:], right[..., _WIDE:, :])
+        )
     parts = [[part.astype(np.float64) for part in (array >> 16, array & (_LOW - 1))] for array in (left, right)]
     (high, low), (other_high, other_low) = parts
     middle = reduced((np.matmul(high, other_low) + np.matmul(low, other_high)).astype(np.int64))

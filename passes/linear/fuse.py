@@ -64,7 +64,9 @@ def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> F
             node, pairs = Emitter(match, trial.builder, is_any_length).emit(facts.options.cann)
         except Decline:
             return None
-        pairs = [(old, trial.builder.alias(new) if _needs_alias(old, new, trial.builder) else new) for old, new in pairs]
+        pairs = [
+            (old, trial.builder.alias(new) if _needs_alias(old, new, trial.builder) else new) for old, new in pairs
+        ]
         trial.replace(*pairs)
         if trial.keep() is None:
             return None

@@ -1,14 +1,14 @@
 """For which numbers of tokens a region is right, where this number is open.
 
-    1     lengths of 1 to 5 tokens show a loop
-    2     an integer that the graph compares a length with, or divides it by, is taken for the size of a chunk. Around each of
-          its multiples, up to two chunks beyond the length at which the operands were found, the region is looked at:
-          the first length of a chunk, its middle, and its last length
-    3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
-          alike, but for the sizes of pads and slices, which both ends have shown
-    4     where only the multiples of a chunk are right, and all of these that were looked at, all multiples are
-    5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
-          graph could tell them apart, and none is that large
+1     lengths of 1 to 5 tokens show a loop
+2     an integer that the graph compares a length with, or divides it by, is taken for the size of a chunk. Around each of
+      its multiples, up to two chunks beyond the length at which the operands were found, the region is looked at:
+      the first length of a chunk, its middle, and its last length
+3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
+      alike, but for the sizes of pads and slices, which both ends have shown
+4     where only the multiples of a chunk are right, and all of these that were looked at, all multiples are
+5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
+      graph could tell them apart, and none is that large
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ MOST_PROBES = 64
 SMALLEST_CHUNK = 4
 BEYOND = 2
 
+
 @dataclass(frozen=True)
 class Lengths:
     """The numbers of tokens that are right: ranges of a first and a last one, None where a range has no end; or all
@@ -43,8 +44,10 @@ class Lengths:
     def __str__(self) -> str:
         if self.step > 1:
             return f"multiples of {self.step}"
-        parts = [f"{first} or more" if last is None else str(first) if first == last else f"{first} to {last}"
-                 for first, last in self.ranges]
+        parts = [
+            f"{first} or more" if last is None else str(first) if first == last else f"{first} to {last}"
+            for first, last in self.ranges
+        ]
         return " and ".join(parts)
 
 

@@ -595,9 +595,7 @@ def _eye_like(call: Call) -> list[Tensor]:
     return [exact(np.eye(rows, columns, int_attr(call.node, "k", 0), dtype=ir.DataType(dtype).numpy()))]
 
 
-def evaluated(
-    node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool
-) -> list[Tensor] | None:
+def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool) -> list[Tensor] | None:
     """What a node of the standard domain makes of tensors; None where it is not followed. Raises FailedError where it
     fails, as the run would, or where its operands are not known."""
     call = Call(node, operands, dtype, with_sums)
@@ -626,5 +624,3 @@ def _typed(result: np.ndarray, arrays: Sequence[np.ndarray | None]) -> np.ndarra
 def is_followed(node: ir.Node) -> bool:
     """Has the node a rule here, an exact one or as an unknown function?"""
     return node.op_type in RULES or node.op_type in EXACT or node.op_type in ELEMENTWISE
-
-

@@ -56,7 +56,6 @@ class LinearMatch:
     lengths: Lengths = field(default_factory=Lengths)
     """The numbers of tokens for which the region is right, of those that there are."""
 
-
     @property
     def rule(self) -> str:
         """The update rule of the operator."""
@@ -71,7 +70,6 @@ class LinearMatch:
         if self.found.decay is None:
             return None
         return self.sizes.heads * (self.sizes.key if "d" in self.found.decay.order else 1)
-
 
     @property
     def is_selective_scan(self) -> bool:
@@ -181,7 +179,7 @@ class Prover:
         if dims is None or not names:
             return bool(names)
         counts = []
-        for size in (7, 11):
+        for size in (7, 1003):
             sizes = dict.fromkeys(others, 5) | dict.fromkeys(names, size)
             counts.append([dim.evaluate(sizes) for dim in dims])
         return counts[0] != counts[1] or None in counts[0]
@@ -228,9 +226,7 @@ class Prover:
         self.trace("lengths", lengths)
         return None if lengths is None else replace(match, lengths=lengths)
 
-    def _holds(
-        self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int
-    ) -> bool:
+    def _holds(self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int) -> bool:
         """Is the match right at another point?"""
         try:
             point = self._point(batch, tokens, length, number)

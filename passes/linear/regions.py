@@ -204,9 +204,7 @@ def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node
     return [reader for reader in readers_of(deep) if any(depths.get(output, 0) for output in reader.outputs)]
 
 
-def _cone(
-    exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo
-) -> set[ir.Node]:
+def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo) -> set[ir.Node]:
     """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions."""
     nodes = set[ir.Node]()
     pending = [maker for value in exits if (maker := value.producer()) is not None]

@@ -30,7 +30,7 @@ from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 
-MOST_WORK = 20_000_000
+MOST_WORK = 8_000_000
 """So many numbers are computed in one search. Regions of real models need up to a tenth of them."""
 FIRST_SHARE = 500_000
 EACH = 2_000
@@ -96,7 +96,9 @@ def read_state(state: State, point: Evaluation, sizes: Sizes) -> np.ndarray | No
 
 def _repeated(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
     """The heads repeated to those of the value, consecutive ones from one."""
-    return array if array is None or array.shape[2] == sizes.heads else np.repeat(array, sizes.heads // array.shape[2], 2)
+    return (
+        array if array is None or array.shape[2] == sizes.heads else np.repeat(array, sizes.heads // array.shape[2], 2)
+    )
 
 
 def _along(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
@@ -147,7 +149,11 @@ class Search:
                 yield Operand(output, order, heads), Sizes(batch, tokens, heads, value, value)
 
     def _key_sizes(self, sizes: Sizes) -> list[int]:
-        lasts = [tensor.shape[-1] for value, steps in self.values.items() if not steps and len((tensor := self.point.tensor(value)).shape) > 2]
+        lasts = [
+            tensor.shape[-1]
+            for value, steps in self.values.items()
+            if not steps and len((tensor := self.point.tensor(value)).shape) > 2
+        ]
         return list(dict.fromkeys([sizes.value, *(size for size in lasts if size > 1)]))[:KEY_SIZES]
 
     def _operands(self, sizes: Sizes, letters: str, heads: Sequence[int]) -> list[tuple[Operand, np.ndarray]]:
@@ -219,7 +225,9 @@ class Search:
 
     def _of(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
         """What fits an output of these sizes."""
-        self.work += sum(math.prod(self.point.tensor(value).shape) for value in self.values) // 10 + EACH * len(self.values)
+        self.work += sum(math.prod(self.point.tensor(value).shape) for value in self.values) // 10 + EACH * len(
+            self.values
+        )
         wanted = read(output, self.point, sizes)
         heads = [count for count in range(1, sizes.heads + 1) if sizes.heads % count == 0]
         keys = self._operands(sizes, "bthd", heads)

@@ -129,7 +129,9 @@ NEAR = {
         STEP.replace("{read}", 'sb = Add(s, w) r = Einsum<equation="bhk,bhkv->bhv">(q, sb) '),
     ),
     "a decay for each value": step("e = Exp(gv) eu = Unsqueeze(e, ax2) d = Mul(s0, eu) ", "delta", "MatMul"),
-    "the decay after the write": step("none", "delta", "MatMul", AFTER.replace("{correction}", "d = Identity(s0) {correction}")),
+    "the decay after the write": step(
+        "none", "delta", "MatMul", AFTER.replace("{correction}", "d = Identity(s0) {correction}")
+    ),
     "a decay of the first head only": step(
         "one = Constant<value_float=1.0>() h0 = Constant<value=bool[1,2] {1,0}>() e0 = Exp(g) e = Where(h0, e0, one) "
         "eu = Unsqueeze(e, ax23) d1 = Mul(s0, eu) d = Add(d1, d1) ",
@@ -137,6 +139,8 @@ NEAR = {
         "MatMul",
     ),
 }
+
+
 @pytest.mark.parametrize("name", NEAR)
 def test_what_is_no_step(name: str) -> None:
     """A fusion that leaves a part of it outside, and gives the same numbers, is none of the whole step."""
