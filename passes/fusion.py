@@ -209,8 +209,8 @@ class _Run:
         return fuse_around(graph, self.facts, self.names)
 
     def fuse_graph(self, graph: ir.Graph, owner: ir.Node | None = None) -> list[Block]:
-        """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each softmax, attention operator and call of a
-        function that holds one, in the order of the graph."""
+        """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each softmax, attention
+        operator and call of a function that holds one, in the order of the graph."""
         linear = {} if is_op(owner, *LOOPS) else self._fuse_linear(graph)
         listed, substitutions = self._change_before_matching(graph)
         found = _Found(

@@ -1,5 +1,5 @@
-"""In which order the axes of a linear attention lie in a tensor: b batch, t tokens, h heads, d or k key dimensions, v value
-dimensions. Axes may be merged, the tokens may be divided into chunks, and axes of 1 may stand anywhere."""
+"""In which order the axes of a linear attention lie in a tensor: b batch, t tokens, h heads, d or k key dimensions, e
+or v value dimensions. Axes may be merged, the tokens may be divided into chunks, and axes of 1 may stand anywhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
-
 
 ORDERS = {
     "bthd": ("bthd", "bhtd", "tbhd", "bhdt"),
@@ -20,8 +19,8 @@ ORDERS = {
 
 
 def orders(shape: Sequence[int], sizes: Mapping[str, int]) -> list[str]:
-    """The orders of axes of these sizes that a tensor of this shape can have, the usual ones first. Orders in which only
-    axes of 1 stand elsewhere are one."""
+    """The orders of axes of these sizes that a tensor of this shape can have, the usual ones first. Orders in which
+    only axes of 1 stand elsewhere are one."""
     if math.prod(shape) != math.prod(sizes.values()):
         return []
     return [*_orders(tuple(size for size in shape if size != 1), tuple(sizes.items()))]

@@ -91,8 +91,8 @@ def _is_single(value: ir.Value) -> bool:
 
 
 def downstream(region: Region) -> list[ir.Value]:
-    """The values that may be outputs or last states: the exits, and what they are made of without a product. Those behind
-    the most products come first, because an output is a product with the last state."""
+    """The values that may be outputs or last states: the exits, and what they are made of without a product. Those
+    behind the most products come first, because an output is a product with the last state."""
 
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
@@ -134,8 +134,8 @@ def cut(numbers: np.ndarray, count: int) -> np.ndarray | None:
     """An array at index 0 of its last dimensions; None where it differs along them."""
     if numbers.ndim < count:
         return None
-    first = numbers[(..., *[slice(0, 1)] * count)]
-    return first[(..., *[0] * count)] if (numbers == first).all() else None
+    flat = numbers.reshape(*numbers.shape[: numbers.ndim - count], -1)
+    return flat[..., 0] if (flat == flat[..., :1]).all() else None
 
 
 def _powers(tensor: Tensor) -> np.ndarray | None:

@@ -45,7 +45,7 @@ class Emitter:
             "decay": None if found.decay is None else self._decay(found.decay, query),
             "beta": None if found.factor is None or not found.is_delta else self._rows(found.factor, query),
         }
-        attrs = {
+        attrs: dict[str, int | float | str] = {
             "q_num_heads": found.query.heads,
             "kv_num_heads": sizes.heads,
             "update_rule": self.match.rule,
@@ -242,7 +242,7 @@ class Emitter:
 
 
 def _with_units(own: Sequence[str], order: str, sizes: Mapping[str, int]) -> list[str]:
-    """The axes of each dimension, where one that has no axis is named by an axis of 1, if that makes the order whole."""
+    """The axes of each dimension. One that has none is named by an axis of 1, if that makes the order whole."""
     units = [letter for letter in order if sizes[letter] == 1]
     named = list(own)
     if len(own) == len(order) and sum(not each for each in own) == len(units):

@@ -18,8 +18,35 @@ from fa_compiler.passes.linear.tensors import FailedError, Tensor, UnknownError,
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 SUMS = frozenset(
-    "Identity Cast Transpose Reshape Flatten Squeeze Unsqueeze Expand Tile Concat Split Slice Gather GatherElements "
-    "GatherND Pad Trilu ScatterElements ScatterND Where Add Sub Sum Neg Mul ReduceSum CumSum".split()
+    [
+        "Identity",
+        "Cast",
+        "Transpose",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Expand",
+        "Tile",
+        "Concat",
+        "Split",
+        "Slice",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Pad",
+        "Trilu",
+        "ScatterElements",
+        "ScatterND",
+        "Where",
+        "Add",
+        "Sub",
+        "Sum",
+        "Neg",
+        "Mul",
+        "ReduceSum",
+        "CumSum",
+    ]
 )
 """Operators through which exponents are followed as sums."""
 MOST_ITERATIONS = 64

@@ -28,7 +28,7 @@ def reduced(array: np.ndarray, modulus: int = PRIME) -> np.ndarray:
     return np.asarray(array - array // modulus * modulus)
 
 
-def times(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def times(left: np.ndarray, right: np.ndarray | np.int64) -> np.ndarray:
     """The product of two arrays, element by element."""
     return reduced(left * right)
 
@@ -101,7 +101,8 @@ def hashed(arrays: list[np.ndarray], seed: int, modulus: int = PRIME) -> np.ndar
     mixed = np.full(np.broadcast_shapes(*(array.shape for array in arrays)), seed & (2**63 - 1), dtype=np.uint64)
     for array in arrays:
         mixed = _mixed(mixed ^ _mixed(array.astype(np.uint64)))
-    return (mixed >> np.uint64(1)).astype(np.int64) % modulus
+    numbers: np.ndarray = (mixed >> np.uint64(1)).astype(np.int64)
+    return reduced(numbers, modulus)
 
 
 def _mixed(array: np.ndarray) -> np.ndarray:
@@ -109,4 +110,5 @@ def _mixed(array: np.ndarray) -> np.ndarray:
     array = array + np.uint64(0x9E3779B97F4A7C15)
     array = (array ^ (array >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     array = (array ^ (array >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return array ^ (array >> np.uint64(31))
+    mixed: np.ndarray = array ^ (array >> np.uint64(31))
+    return mixed

@@ -1,14 +1,19 @@
 """For which numbers of tokens a region is right, where this number is open.
 
-1     lengths of 1 to 5 tokens show a loop
-2     an integer that the graph compares a length with, or divides it by, is taken for the size of a chunk. Around each of
-      its multiples, up to two chunks beyond the length at which the operands were found, the region is looked at:
-      the first length of a chunk, its middle, and its last length
-3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
-      alike, but for the sizes of pads and slices, which both ends have shown
-4     where only the multiples of a chunk are right, and all of these that were looked at, all multiples are
-5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
-      graph could tell them apart, and none is that large
+What is looked at, and what follows from it:
+
+    1     lengths of 1 to 5 tokens show a loop
+    2     an integer that the graph compares a length with, or divides it by, is taken for the size of a chunk. Of each
+          chunk, up to two beyond the length at which the operands were found, the first length, the middle and the
+          last one are looked at
+    3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
+          alike, but for the sizes of pads and slices, which both ends have shown
+    4     where only the multiples of a chunk are right, and all of these that were looked at, all multiples are
+    5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
+          graph could tell them apart, and none is that large
+
+Cases 3 to 5 are no polynomial identities. They hold because the operators that are followed (operators.py) do the same
+for every size, and read no number of the graph but those of case 2.
 """
 
 from __future__ import annotations
@@ -52,7 +57,7 @@ class Lengths:
 
 
 def chunk_sizes(region: Region) -> list[int]:
-    """(2) The integers that lengths are compared with or divided by."""
+    """The integers that lengths are compared with or divided by."""
     found = set[int]()
     for node in _all(region.nodes):
         if not is_op(node, *ARITHMETIC):
@@ -72,10 +77,10 @@ def _all(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
 
 
 def probes(sizes: Sequence[int], found: int) -> list[int] | None:
-    """(1), (2) The lengths that are looked at; None where they are too many. `found` is the one at which the operands were
+    """The lengths that are looked at; None where they are too many. `found` is the one at which the operands were
     found."""
-    lengths = {*SMALL, found}
-    for size in sizes:
+    lengths = {*SMALL, found}  # 1: small ones
+    for size in sizes:  # 2: those of each chunk
         for chunk in range(found // size + BEYOND + 1):
             first = chunk * size
             lengths.update((first + 1, first + size // 2, first + size))
@@ -88,18 +93,18 @@ def right_lengths(sizes: Sequence[int], found: int, is_right: Callable[[int], bo
     if lengths is None:
         return None
     right = {length for length in lengths if is_right(length)}
-    for size in sizes:  # (4)
+    for size in sizes:  # 4: multiples
         multiples = {length for length in lengths if length % size == 0}
         if right == multiples and len(multiples) > BEYOND:
             return Lengths(step=size)
     ranges: list[tuple[int, int | None]] = []
     before = 0
     for length in lengths:
-        if length in right and before in right and ranges:  # (3)
+        if length in right and before in right and ranges:  # 3: of one chunk
             ranges[-1] = (ranges[-1][0], length)
         elif length in right:
             ranges.append((length, length))
         before = length
-    if ranges and lengths[-1] in right and ranges[-1][0] <= found:  # (5)
+    if ranges and lengths[-1] in right and ranges[-1][0] <= found:  # 5: no end
         ranges[-1] = (ranges[-1][0], None)
     return Lengths(tuple(ranges)) if ranges else None

@@ -118,10 +118,9 @@ def _transpose(call: Call) -> list[Tensor]:
 
 
 def _target(shape: Sequence[int], wanted: Sequence[int], keeps_zero: bool) -> list[int]:
-    sizes = [
+    return [
         shape[axis] if size == 0 and not keeps_zero and axis < len(shape) else size for axis, size in enumerate(wanted)
     ]
-    return sizes
 
 
 @rule("Reshape")
@@ -284,12 +283,12 @@ def _scatter_elements(call: Call) -> list[Tensor]:
     indices, axis = _indices(call), int_attr(call.node, "axis", 0)
     size = call[0].shape[axis]
     places = np.where(indices < 0, indices + size, indices)
-    if places.size and not (0 <= places.min() and places.max() < size):
+    if places.size and not (places.min() >= 0 and places.max() < size):
         raise FailedError("an index beyond the end")
 
     def move(data: np.ndarray, updates: np.ndarray) -> np.ndarray:
         result = data.copy()
-        grid = list(np.indices(places.shape, sparse=True))
+        grid: list[np.ndarray] = list(np.indices(places.shape, sparse=True))
         grid[axis % data.ndim] = places
         result[tuple(grid)] = updates
         return result
@@ -320,7 +319,7 @@ def _where(call: Call) -> list[Tensor]:
     condition = call[0].exact
     if condition is None:
         return unknown_function(call)
-    return call.moved(lambda one, other: np.where(condition, one, other), call[1], call[2])
+    return call.moved(lambda one, other: np.asarray(np.where(condition, one, other)), call[1], call[2])
 
 
 @rule("Add")
@@ -460,10 +459,65 @@ def _cumsum(call: Call) -> list[Tensor]:
 
 
 ELEMENTWISE = frozenset(
-    "Abs Acos Acosh And Asin Asinh Atan Atanh BitwiseAnd BitwiseNot BitwiseOr Cast Ceil Celu Clip Cos Cosh Elu Equal Erf "
-    "Floor Gelu Greater GreaterOrEqual HardSigmoid HardSwish IsInf IsNaN LeakyRelu Less LessOrEqual Log Max Min Mish Mod "
-    "Not Or PRelu Pow Reciprocal Relu Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh "
-    "ThresholdedRelu Where Xor".split()
+    [
+        "Abs",
+        "Acos",
+        "Acosh",
+        "And",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "Cast",
+        "Ceil",
+        "Celu",
+        "Clip",
+        "Cos",
+        "Cosh",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Floor",
+        "Gelu",
+        "Greater",
+        "GreaterOrEqual",
+        "HardSigmoid",
+        "HardSwish",
+        "IsInf",
+        "IsNaN",
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "Max",
+        "Min",
+        "Mish",
+        "Mod",
+        "Not",
+        "Or",
+        "PRelu",
+        "Pow",
+        "Reciprocal",
+        "Relu",
+        "Round",
+        "Selu",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Sinh",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Swish",
+        "Tan",
+        "Tanh",
+        "ThresholdedRelu",
+        "Where",
+        "Xor",
+    ]
 )
 """Operators that work element by element, beside those with a rule that do."""
 ALGEBRAIC = frozenset(("Add", "Sub", "Sum", "Neg", "Mul", "Div", "Exp"))

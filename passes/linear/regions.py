@@ -8,9 +8,9 @@ tensors that are no weights. What is not followed (operators.py), and what an un
     depth(algebraic(x, y))    =  max(depth(x), depth(y))
     depth(other)              =  0
 
-An exit is a value of depth 2 or more that something reads which is not followed, or that the graph gives. All exits that
-need a common value of depth 1 or more are one region. A softmax attention has no exit: its scores and its output are of
-depth 1.
+An exit is a value of depth 2 or more that something reads which is not followed, or that the graph gives. All exits
+that need a common value of depth 1 or more are one region. A softmax attention has no exit: its scores and its output
+are of depth 1.
 """
 
 from __future__ import annotations

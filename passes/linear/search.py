@@ -178,8 +178,8 @@ class Search:
         return list(found.values())[::-1]
 
     def _narrow(self, sizes: Sizes, logarithmic: bool) -> list[tuple[Operand, np.ndarray]]:
-        """(4), (5) The values with one number for each token and head; and where they are decays, also with one for each
-        key dimension."""
+        """(4), (5) The values with one number for each token and head; as decays also with one for each key
+        dimension."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         for value in self.values:
             if logarithmic and value not in self.point.exponents:

@@ -1,5 +1,5 @@
-"""Linear attention as exporters write it: loops, unrolled loops and chunks become FlashLinearAttention and give the same
-numbers at every length that the file takes; near misses are left, or give the same numbers.
+"""Linear attention as exporters write it: loops, unrolled loops and chunks become FlashLinearAttention, and give the
+same numbers at every length that the file takes. Near misses are left.
 
 The graphs are exports of torch 2.13 and files made by onnx.helper, without weights.
 """
@@ -114,7 +114,7 @@ def test_any_length_makes_the_file_right(length: int) -> None:
     result, report = fused(model, assume=["any-length"])
     (block,) = report.blocks
     assert block.assumed == ("any-length",)
-    longest = {name: array for name, array in feeds_of(model, 80).items()}
+    longest = feeds_of(model, 80)
     cut = {name: array if name == "s0" else array[:, :length] for name, array in longest.items()}
     known = {name: array if name == "s0" else array[:, :48] for name, array in longest.items()}
     wanted, got = run(model, known)[0], run(result, cut)[0]

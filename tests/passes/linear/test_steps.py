@@ -1,4 +1,4 @@
-"""Linear attention of one token in any spelling becomes FlashLinearAttention; what differs from it in one place is left."""
+"""Linear attention of one token becomes FlashLinearAttention in any spelling; what differs in one place is left."""
 
 from __future__ import annotations
 
