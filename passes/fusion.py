@@ -106,11 +106,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         refusal,
         prepared.made,
     )
-    owners = {body: node for graph in graphs for node in graph for body in subgraphs(node)}
-    blocks: list[Block] = []
-    for graph in graphs:
-        if _is_there(graph, owners):  # the loop of a linear attention is not, once it is fused
-            blocks.extend(run.fuse_graph(graph, owners.get(graph)))
+    blocks = run.fuse_graphs(graphs)
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
     around = list(chain.from_iterable(map(run.fuse_around, graphs)))
@@ -207,6 +203,15 @@ class _Run:
         if not self.facts.options.fuses_around or not graph.outputs or self.opset > NEWEST_OPSET:
             return []
         return fuse_around(graph, self.facts, self.names)
+
+    def fuse_graphs(self, graphs: Sequence[ir.Graph]) -> list[Block]:
+        """Fuse all graphs. That of a loop which became a linear attention is none any more."""
+        owners = {body: node for graph in graphs for node in graph for body in subgraphs(node)}
+        blocks: list[Block] = []
+        for graph in graphs:
+            if _is_there(graph, owners):
+                blocks.extend(self.fuse_graph(graph, owners.get(graph)))
+        return blocks
 
     def fuse_graph(self, graph: ir.Graph, owner: ir.Node | None = None) -> list[Block]:
         """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each softmax, attention

@@ -49,7 +49,7 @@ ASSUMPTIONS = {
     "times values becomes that of two products (assumed for every target but ort)",
     NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard, or a "
     "difference or sum of probabilities, is a reason to decline",
-    ANY_LENGTH: "a linear attention that was exported with a fixed number of chunks is meant for every number of tokens",
+    ANY_LENGTH: "a linear attention that was exported with a fixed number of chunks is meant for every length",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32",
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import constant, is_op, reached
+from fa_compiler.passes.ir.nodes import constant, inputs_of, is_op, reached
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import power
@@ -67,15 +67,10 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
             continue
         found[value] = steps
         node = value.producer()
-        if node is None or node not in region.members:
-            continue
-        given = [operand for operand in node.inputs if operand is not None]
-        if is_op(node, *MOVERS) and node.inputs[0] is not None:
-            pending.insert(0, (given[0], steps))
-        elif is_op(node, "Mul", "Div") and any(_is_single(operand) for operand in given):
-            pending[:0] = [(operand, steps) for operand in given if not _is_single(operand)]
-        elif is_op(node, *ARITHMETIC) and steps < STEPS_BACK:
-            pending.extend((operand, steps + 1) for operand in given)
+        if node is not None and node in region.members:
+            same, further = _sources(node)
+            pending[:0] = [(source, steps) for source in same]
+            pending.extend((source, steps + 1) for source in further if steps < STEPS_BACK)
     places = {node: place for place, node in enumerate(region.nodes)}
 
     def place(value: ir.Value) -> int:
@@ -83,6 +78,17 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
         return -1 if maker is None else places.get(maker, -1)
 
     return dict(sorted(found.items(), key=lambda item: place(item[0]), reverse=True))
+
+
+def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
+    """The operands that hold the same numbers as the result, but for their places and a scale, and the others of a
+    product."""
+    given = inputs_of(node)
+    if is_op(node, *MOVERS):
+        return given[:1], []
+    if is_op(node, "Mul", "Div") and any(map(_is_single, given)):
+        return [operand for operand in given if not _is_single(operand)], []
+    return [], given if is_op(node, *ARITHMETIC) else []
 
 
 def _is_single(value: ir.Value) -> bool:

@@ -211,12 +211,8 @@ class Evaluation:
             raise FailedError("a Scan of many iterations")
         stacked: list[list[Tensor]] = [[] for _ in range(outputs)]
         for step in range(length):
-            slices: list[Sequenced] = []
-            for each, axis, back in zip(scanned, axes, turned, strict=True):
-                place = length - 1 - step if back else step
-                slices.append(
-                    moved((each,), lambda array, p=place, a=axis: np.take(array, p, a), each.sums is not None)
-                )
+            places = (length - 1 - step if back else step for back in turned)
+            slices = [_slice_of(*each) for each in zip(scanned, axes, places, strict=True)]
             results = self._body(body, [*states, *slices])
             states = results[: len(states)]
             for part, result in zip(stacked, results[len(states) :], strict=True):
@@ -255,6 +251,10 @@ _CONTROL = {
     "SequenceInsert": Evaluation._sequence,
     "ConcatFromSequence": Evaluation._sequence,
 }
+
+
+def _slice_of(tensor: Tensor, axis: int, place: int) -> Tensor:
+    return moved((tensor,), lambda array: np.take(array, place, axis), tensor.sums is not None)
 
 
 def _single(value: Sequenced) -> Tensor:

@@ -3,7 +3,7 @@
 What is looked at, and what follows from it:
 
     1     lengths of 1 to 5 tokens show a loop
-    2     an integer that the graph compares a length with, or divides it by, is taken for the size of a chunk. Of each
+    2     an integer that the graph compares a length with, or divides it by, is taken for a chunk's size. Of each
           chunk, up to two beyond the length at which the operands were found, the first length, the middle and the
           last one are looked at
     3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
@@ -97,6 +97,11 @@ def right_lengths(sizes: Sequence[int], found: int, is_right: Callable[[int], bo
         multiples = {length for length in lengths if length % size == 0}
         if right == multiples and len(multiples) > BEYOND:
             return Lengths(step=size)
+    return _ranges(lengths, right, found)
+
+
+def _ranges(lengths: Sequence[int], right: set[int], found: int) -> Lengths | None:
+    """The ranges of lengths that are right; None where none is."""
     ranges: list[tuple[int, int | None]] = []
     before = 0
     for length in lengths:

@@ -63,17 +63,30 @@ def regions(graph: ir.Graph, info: ShapeInfo) -> Iterator[Region]:
         _enter_depths(node, info, depths)
     exits = [value for value, depth in depths.items() if depth >= DEEP and _is_exit(value, depths)]
     for needed in _groups(exits, depths):
-        made = outputs_of(reached(needed, lambda node: _deep_readers(node, depths)))
-        group = [value for value in made if depths.get(value, 0) and _is_exit(value, depths)]
-        nodes = _cone(group, depths, graph, info)
-        if len(nodes) > MOST_NODES:
-            continue
-        ordered = sorted(nodes, key=order.__getitem__)
-        on_the_way = set(needed)
-        deep = [node for node in ordered if node in on_the_way]
-        read = dict.fromkeys(value for node in deep for value in values_read(node) if not depths.get(value, 0))
-        outer = [value for value in read if info.dtype(value) in FLOATS and _is_outer(value, graph)]
-        yield Region(ordered, group, depths, outer)
+        region = _region(needed, order, depths, graph, info)
+        if region is not None:
+            yield region
+
+
+def _region(
+    needed: Sequence[ir.Node],
+    order: Mapping[ir.Node, int],
+    depths: Mapping[ir.Value, int],
+    graph: ir.Graph,
+    info: ShapeInfo,
+) -> Region | None:
+    """The region of exits that need these nodes; None where it is too large."""
+    made = outputs_of(reached(needed, lambda node: _deep_readers(node, depths)))
+    group = [value for value in made if depths.get(value, 0) and _is_exit(value, depths)]
+    nodes = _cone(group, depths, graph, info)
+    if len(nodes) > MOST_NODES:
+        return None
+    ordered = sorted(nodes, key=order.__getitem__)
+    on_the_way = set(needed)
+    deep = [node for node in ordered if node in on_the_way]
+    read = dict.fromkeys(value for node in deep for value in values_read(node) if not depths.get(value, 0))
+    outer = [value for value in read if info.dtype(value) in FLOATS and _is_outer(value, graph)]
+    return Region(ordered, group, depths, outer)
 
 
 def _is_outer(value: ir.Value, graph: ir.Graph) -> bool:

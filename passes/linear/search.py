@@ -157,8 +157,8 @@ class Search:
         return list(dict.fromkeys([sizes.value, *(size for size in lasts if size > 1)]))[:KEY_SIZES]
 
     def _operands(self, sizes: Sizes, letters: str, heads: Sequence[int]) -> list[tuple[Operand, np.ndarray]]:
-        """(1), (2) The values with these axes, each content once, by the value that stands first in the graph. Those
-        that stand first come first."""
+        """The values with these axes, each content once, by the value that stands first in the graph. Those that stand
+        first come first."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         furthest = 0 if letters == "bthd" else 1
         near = [value for value, steps in self.values.items() if steps <= furthest]
@@ -178,7 +178,7 @@ class Search:
         return list(found.values())[::-1]
 
     def _narrow(self, sizes: Sizes, logarithmic: bool) -> list[tuple[Operand, np.ndarray]]:
-        """(4), (5) The values with one number for each token and head; as decays also with one for each key
+        """The values with one number for each token and head; as decays also with one for each key
         dimension."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         for value in self.values:
@@ -195,21 +195,16 @@ class Search:
         shape, numbers = tensor.shape, tensor.numbers()
         if numbers is None or (tensor.exact is not None and (logarithmic or not _may_decay(tensor.exact))):
             return
+        along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
         for count in range(min(CUTS, len(shape))):
             if count and (shape[-count] == 1 or cut(numbers, count) is None):
                 break
-            rest = shape[: len(shape) - count]
-            along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
             for batch, tokens in along:
-                own = {"b": sizes.batch if batch else 1, "t": sizes.tokens if tokens else 1, "h": sizes.heads}
-                for order in orders(rest, own):
-                    yield Operand(value, order, sizes.heads, count, batch, tokens, logarithmic)
-                if sizes.key > 1 and count == 0:
-                    for order in orders(rest, own | {"d": sizes.key}):
-                        yield Operand(value, order, sizes.heads, 0, batch, tokens, logarithmic)
+                plain = Operand(value, "", sizes.heads, count, batch, tokens, logarithmic)
+                yield from _in_orders(plain, shape[: len(shape) - count], sizes)
 
     def _states(self, sizes: Sizes) -> list[tuple[State | None, np.ndarray | None]]:
-        """(3)"""
+        """The values that can be the first state."""
         own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
         found = dict[bytes, tuple[State | None, np.ndarray | None]]()
         for value in self.values:
@@ -228,53 +223,47 @@ class Search:
         self.work += sum(math.prod(self.point.tensor(value).shape) for value in self.values) // 10 + EACH * len(
             self.values
         )
-        wanted = read(output, self.point, sizes)
-        heads = [count for count in range(1, sizes.heads + 1) if sizes.heads % count == 0]
-        keys = self._operands(sizes, "bthd", heads)
-        values = self._operands(sizes, "bthe", [sizes.heads])
-        if wanted is None or len(keys) < 2 or not values:
+        choices = self._choices(output, sizes)
+        if choices is None:
             return
-        goal = columns(wanted)
-        factors: list[tuple[Operand | None, np.ndarray]] = [(None, np.ones_like(goal))]
-        direct = self._narrow(sizes, False)
-        factors += [(each, array) for each, array in direct if array.ndim == 3 and each.has_tokens and each.has_batch]
-        decays = [*self._narrow(sizes, True), *direct, (None, None)]
-        firsts = _Firsts(
-            _few(goal[:, 0]),
-            np.stack([_few(array[:, 0]) for _, array in keys]),
-            np.stack([_few(columns(array[:, 0])) for _, array in values]),
-            np.stack([_few(array[:, 0]) for _, array in factors]),
-        )
+        firsts = choices.firsts
         self.work += firsts.size
         without_state = firsts.fitting(None)
-        for (state, first), (decay, power) in product(self._states(sizes), decays):
+        for (state, first), (decay, power) in product(self._states(sizes), choices.decays):  # 3 and 4: or none
             if first is None and decay is not None and sizes.tokens == 1:
                 continue
+            fits = without_state
             if first is not None:
                 self.work += firsts.size
+                fits = firsts.fitting(_few(_decayed(columns(first), power)))
             if self.work > self.limit:
                 return
-            fits = without_state if first is None else firsts.fitting(_few(_decayed(columns(first), power)))
-            for fit in fits:
-                if (scale := self.scales.get(fit.ratio)) is None:
-                    continue
-                query, key, value, factor = (
-                    keys[fit.query][0],
-                    keys[fit.key][0],
-                    values[fit.value][0],
-                    factors[fit.factor][0],
-                )
-                found = Found(query, key, value, state, decay, factor, fit.is_delta, scale, fit.ratio, output)
+            for found in choices.found(fits, self.scales, output):
                 self.work += sizes.tokens * TOKEN
-                if self._checked(found, goal, sizes):
-                    yield found
+                whole = replace(found, state=state, decay=decay)
+                if self._checked(whole, choices.goal, sizes):
+                    yield whole
+
+    def _choices(self, output: Operand, sizes: Sizes) -> _Choices | None:
+        """What the operands of an output of these sizes can be; None where some have no choice."""
+        wanted = read(output, self.point, sizes)
+        heads = [count for count in range(1, sizes.heads + 1) if sizes.heads % count == 0]
+        keys = self._operands(sizes, "bthd", heads)  # 1: queries, too
+        values = self._operands(sizes, "bthe", [sizes.heads])  # 2: of all heads
+        if wanted is None or len(keys) < 2 or not values:
+            return None
+        goal = columns(wanted)
+        direct = self._narrow(sizes, False)
+        factors: list[tuple[Operand | None, np.ndarray]] = [(None, np.ones_like(goal))]  # 5: none
+        factors += [(each, array) for each, array in direct if array.ndim == 3 and each.has_tokens and each.has_batch]
+        return _Choices(goal, keys, values, factors, [*self._narrow(sizes, True), *direct, (None, None)])
 
     @cached_property
     def scales(self) -> dict[int, float]:
-        """(6) The numbers that can be the scale, by what they are modulo the prime."""
+        """The numbers that can be the scale, by what they are modulo the prime."""
         numbers = sorted(self.point.scalars)
         residues = {number: of_number(number) for number in numbers}
-        found = {1: 1.0}
+        found = {1: 1.0}  # 6: the scale
         for number, residue in residues.items():
             found.setdefault(residue, number)
         for number, residue in residues.items():
@@ -300,6 +289,36 @@ class _Fit:
     value: int
     ratio: int
     """The scale."""
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """The values that can be each operand, with their numbers, and a random sum of the columns of the output."""
+
+    goal: np.ndarray
+    keys: Sequence[tuple[Operand, np.ndarray]]
+    values: Sequence[tuple[Operand, np.ndarray]]
+    factors: Sequence[tuple[Operand | None, np.ndarray]]
+    decays: Sequence[tuple[Operand | None, np.ndarray | None]]
+
+    @property
+    def firsts(self) -> _Firsts:
+        """The first token of a few heads."""
+        return _Firsts(
+            _few(self.goal[:, 0]),
+            np.stack([_few(array[:, 0]) for _, array in self.keys]),
+            np.stack([_few(columns(array[:, 0])) for _, array in self.values]),
+            np.stack([_few(array[:, 0]) for _, array in self.factors]),
+        )
+
+    def found(self, fits: Sequence[_Fit], scales: Mapping[int, float], output: Operand) -> Iterator[Found]:
+        """The operands of what fits the first token, where the scale is a number of the graph."""
+        for fit in fits:
+            if (scale := scales.get(fit.ratio)) is None:
+                continue
+            query, key, value = self.keys[fit.query][0], self.keys[fit.key][0], self.values[fit.value][0]
+            factor = self.factors[fit.factor][0]
+            yield Found(query, key, value, None, None, factor, fit.is_delta, scale, fit.ratio, output)
 
 
 @dataclass(frozen=True)
@@ -344,6 +363,19 @@ class _Firsts:
 def scaled(outcome: Outcome, found: Found) -> np.ndarray:
     """The output times the scale."""
     return times(outcome.output, np.int64(found.residue))
+
+
+def _in_orders(operand: Operand, shape: Sequence[int], sizes: Sizes) -> Iterator[Operand]:
+    """An operand of one number for each head, or also for each key dimension, in the orders that its shape allows."""
+    own = {
+        "b": sizes.batch if operand.has_batch else 1,
+        "t": sizes.tokens if operand.has_tokens else 1,
+        "h": sizes.heads,
+    }
+    found = orders(shape, own)
+    if sizes.key > 1 and operand.cut == 0:
+        found += orders(shape, own | {"d": sizes.key})
+    yield from (replace(operand, order=order) for order in found)
 
 
 def _may_decay(array: np.ndarray) -> bool:
