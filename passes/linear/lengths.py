@@ -9,8 +9,8 @@ What is looked at, and what follows from it:
     3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
           alike, but for the sizes of pads and slices, which both ends have shown
     4     where only the multiples of a chunk are right, and all of these that were looked at, all multiples are
-    5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into the
-          graph could tell them apart, and none is that large
+    5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into
+          the graph could tell them apart, and none is that large
 
 Cases 3 to 5 are no polynomial identities. They hold because the operators that are followed (operators.py) do the same
 for every size, and read no number of the graph but those of case 2.
