@@ -34,8 +34,10 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import use_buffers
-from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions
+from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions, subgraphs
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
+from fa_compiler.passes.linear.fuse import fuse_linear
+from fa_compiler.passes.linear.regions import LOOPS
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -102,7 +104,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         prepared.made,
     )
     turned = list(chain.from_iterable(map(run.turn_positions, graphs)))
-    blocks = list(chain.from_iterable(map(run.fuse_graph, graphs)))
+    blocks = run.fuse_graphs(graphs)
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
     around = [*turned, *chain.from_iterable(map(run.fuse_around, graphs))]
@@ -134,6 +136,15 @@ def _with_raised_opset(model: ir.Model, options: Options) -> tuple[Options, Decl
     return replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET)), refusal
 
 
+def _is_there(graph: ir.Graph, owners: Mapping[ir.Graph, ir.Node]) -> bool:
+    """Is a graph the main one, or that of a node which has not been replaced?"""
+    while (owner := owners.get(graph)) is not None:
+        if owner.graph is None or isinstance(owner.graph, ir.Function):
+            return False
+        graph = owner.graph
+    return True
+
+
 def _import_operators(model: ir.Model, options: Options) -> None:
     """Import the domain of the fused operators."""
     if options.target != "onnx":
@@ -149,6 +160,8 @@ class _Found:
     anchors: dict[ir.Node, SoftmaxAnchor]
     declined: dict[ir.Node, Decline]
     substitutions: Substitutions
+    linear: dict[ir.Node, Block]
+    """The blocks of linear attentions that are fused already, by their nodes."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +181,8 @@ class _Run:
     """The names of nodes that are not the model's own."""
     made: list[ir.Node] = field(default_factory=list)
     """The fused nodes of all graphs."""
+    named: set[ir.Node] = field(default_factory=set)
+    """The nodes of recurrences that are left, and reported as a whole."""
 
     @property
     def facts(self) -> Facts:
@@ -192,12 +207,22 @@ class _Run:
     def _fuses_around(self, graph: ir.Graph) -> bool:
         return self.facts.options.fuses_around and bool(graph.outputs) and self.opset <= NEWEST_OPSET
 
-    def fuse_graph(self, graph: ir.Graph) -> list[Block]:
-        """Fuse one graph without its subgraphs. Returns a block for each softmax, attention operator and call of a
-        function that holds one, in the order of the graph."""
+    def fuse_graphs(self, graphs: Sequence[ir.Graph]) -> list[Block]:
+        """Fuse all graphs. That of a loop which became a linear attention is none any more."""
+        owners = {body: node for graph in graphs for node in graph for body in subgraphs(node)}
+        blocks: list[Block] = []
+        for graph in graphs:
+            if _is_there(graph, owners):
+                blocks.extend(self.fuse_graph(graph, owners.get(graph)))
+        return blocks
+
+    def fuse_graph(self, graph: ir.Graph, owner: ir.Node | None = None) -> list[Block]:
+        """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each softmax, attention
+        operator and call of a function that holds one, in the order of the graph."""
+        linear = {} if is_op(owner, *LOOPS) else self._fuse_linear(graph)
         listed, substitutions = self._change_before_matching(graph)
         found = _Found(
-            {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions
+            {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions, linear
         )
         reported = [node for node in graph if self._is_reported(node, found)]
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
@@ -225,14 +250,27 @@ class _Run:
         self._retry(graph, retried, groups, has_top_k)
         return [block for group in groups.values() for block in group]
 
+    def _fuse_linear(self, graph: ir.Graph) -> dict[ir.Node, Block]:
+        """Fuse the linear attentions of plain operators. Returns their nodes and blocks."""
+        if self.opset > NEWEST_OPSET or self.refusal is not None:
+            return {}
+        fused = fuse_linear(graph, self.facts, self.names)
+        self.made.extend(each.node for each in fused if each.block.status == "fused")
+        self.notes.extend(each.note for each in fused if each.note is not None)
+        self.named.update(node for each in fused for node in each.members)
+        return {each.node: each.block for each in fused}
+
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
-        known = node in found.anchors or node in found.declined or (node.domain, node.op_type) in DIRECT
+        known = any(node in each for each in (found.anchors, found.declined, found.linear))
+        known = known or (node.domain, node.op_type) in DIRECT
         return known or is_attention_op(node) or node.op_identifier() in self.softmaxes_of_function
 
     def _blocks(self, node: ir.Node, found: _Found, rewriter: Rewriter, has_top_k: bool) -> list[Block]:
         """The blocks of a softmax, an attention operator, or a call of a function that holds one."""
         if (anchor := found.anchors.get(node)) is not None:
             return self._fuse_anchor(anchor, rewriter, has_top_k, found.substitutions)
+        if (linear := found.linear.get(node)) is not None:
+            return [linear]
         if (direct := DIRECT.get((node.domain, node.op_type))) is not None:
             return [self._replace(node, rewriter, *direct)]
         if is_attention_op(node):
@@ -303,7 +341,7 @@ class _Run:
         yield from ((block.node, block.decline(self.facts)) for block in softmaxes)
         probabilities = {*(anchor.output for anchor in listed), *(block.node.outputs[0] for block in softmaxes)}
         linear = linear_attentions(graph, probabilities, self.facts)
-        yield from ((block.node, block.decline()) for block in linear)
+        yield from ((block.node, block.decline()) for block in linear if block.node not in self.named)
 
     def _fuse_anchor(
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, substitutions: Substitutions

@@ -24,6 +24,7 @@ CLOSE_RANKS = "close-ranks"
 FINITE_SCORES = "finite-scores"
 NON_FINITE_SCORES = "non-finite-scores"
 HALF_ATTENTION = "half-attention"
+ANY_LENGTH = "any-length"
 UNIT_INPUTS = "unit-inputs"
 SLOW_DECAY = "slow-decay"
 DROP_ROUNDINGS = "drop-activation-quantisation"
@@ -50,6 +51,7 @@ ASSUMPTIONS = {
     "times values becomes that of two products (assumed for every target but ort)",
     NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard, or a "
     "difference or sum of probabilities, is a reason to decline",
+    ANY_LENGTH: "a linear attention that was exported with a fixed number of chunks is meant for every length",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32, and linear "
     "attention in bfloat16",
     UNIT_INPUTS: "in linear attention query and key lie between -1 and 1, beta between 0 and 1, and no log decay is "

@@ -1,0 +1,149 @@
+"""The values of a region that can be operands or outputs of a linear attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.ir.nodes import constant, inputs_of, is_op, reached
+from fa_compiler.passes.linear.arrangement import arranged, has_order
+from fa_compiler.passes.linear.evaluation import Evaluation
+from fa_compiler.passes.linear.field import power
+from fa_compiler.passes.linear.regions import FLOATS, Region
+from fa_compiler.passes.linear.tensors import Tensor
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+MOVERS = (
+    *("Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Pad", "Slice"),
+    *("Gather", "Split"),
+)
+"""Operators whose first operand is looked at, too: it may be the operand in another arrangement."""
+ARITHMETIC = ("Mul", "Div", "Neg", "Exp")
+"""Operators whose operands are looked at, too: a product with beta, a scale, a decay."""
+MOST_VALUES = 256
+STEPS_BACK = 2
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A value as an operand. `order` names the axes in it; `heads` is its own number of heads, and `batch` and `tokens`
+    tell whether it has these axes or is the same along them. The last `cut` dimensions are read at index 0, because the
+    value is the same along them. A decay is `logarithmic` where the value is its logarithm.
+
+    In `order`, d are the dimensions of a key, and e those of a value."""
+
+    value: ir.Value
+    order: str
+    heads: int
+    cut: int = 0
+    has_batch: bool = True
+    has_tokens: bool = True
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of one hypothesis: batch, tokens, heads, key and value dimensions."""
+
+    batch: int
+    tokens: int
+    heads: int
+    key: int
+    value: int
+
+
+def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
+    """The values that may be operands, each with the number of products between it and the region: those that enter the
+    region's products, and what these are made of. A product with a single number does not count. What stands first in
+    the graph comes last."""
+    found = dict[ir.Value, int]()
+    pending = [(value, 0) for value in region.locals]
+    while pending and len(found) < MOST_VALUES:
+        value, steps = pending.pop(0)
+        if value in found or region.depth(value) or info.dtype(value) not in FLOATS:
+            continue
+        found[value] = steps
+        node = value.producer()
+        if node is not None and node in region.members:
+            same, further = _sources(node)
+            pending[:0] = [(source, steps) for source in same]
+            pending.extend((source, steps + 1) for source in further if steps < STEPS_BACK)
+    places = {node: place for place, node in enumerate(region.nodes)}
+
+    def place(value: ir.Value) -> int:
+        maker = value.producer()
+        return -1 if maker is None else places.get(maker, -1)
+
+    return dict(sorted(found.items(), key=lambda item: place(item[0]), reverse=True))
+
+
+def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
+    """The operands that hold the same numbers as the result, but for their places and a scale, and the others of a
+    product."""
+    given = inputs_of(node)
+    if is_op(node, *MOVERS):
+        return given[:1], []
+    if is_op(node, "Mul", "Div") and any(map(_is_single, given)):
+        return [operand for operand in given if not _is_single(operand)], []
+    return [], given if is_op(node, *ARITHMETIC) else []
+
+
+def _is_single(value: ir.Value) -> bool:
+    array = constant(value, limit=1)
+    return array is not None and array.size == 1
+
+
+def downstream(region: Region) -> list[ir.Value]:
+    """The values that may be outputs or last states: the exits, and what they are made of without a product. Those
+    behind the most products come first, because an output is a product with the last state."""
+
+    def behind(value: ir.Value) -> Iterator[ir.Value]:
+        node = value.producer()
+        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub"):
+            deep = [each for each in node.inputs if each is not None and region.depth(each)]
+            yield from deep if len(deep) == 1 else ()
+
+    return sorted(reached(region.exits, behind, limit=MOST_VALUES), key=region.depth, reverse=True)
+
+
+def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
+    """The numbers of a token's operand: [B,T,H,D] or [B,T,H], with as many heads as it has. A decay is returned as its
+    power, [B,T,H,1 or Dk]. None where the value has another size, or is not the same along what is cut."""
+    tensor = point.tensor(operand.value)
+    numbers = _powers(tensor) if operand.logarithmic else tensor.numbers()
+    if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
+        return None
+    own = own_sizes(operand, sizes)
+    if set(own) != set(operand.order) or not has_order(numbers.shape, operand.order, own):
+        return None
+    return arranged(numbers, operand.order, own)
+
+
+def own_sizes(operand: Operand, sizes: Sizes) -> dict[str, int]:
+    """The sizes of the axes that an operand has."""
+    own = {
+        "b": sizes.batch if operand.has_batch else 1,
+        "t": sizes.tokens if operand.has_tokens else 1,
+        "h": operand.heads,
+    }
+    if "d" in operand.order:
+        own["d"] = sizes.key
+    if "e" in operand.order:
+        own["e"] = sizes.value
+    return own
+
+
+def cut(numbers: np.ndarray, count: int) -> np.ndarray | None:
+    """An array at index 0 of its last dimensions; None where it differs along them."""
+    if numbers.ndim < count:
+        return None
+    flat = numbers.reshape(*numbers.shape[: numbers.ndim - count], -1)
+    return flat[..., 0] if (flat == flat[..., :1]).all() else None
+
+
+def _powers(tensor: Tensor) -> np.ndarray | None:
+    sums = tensor.exponents()
+    return None if sums is None or sums.blocked is not None else power(sums.numbers)

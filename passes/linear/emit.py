@@ -1,0 +1,255 @@
+"""A proven linear attention becomes one FlashLinearAttention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import get
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import constant, is_op, producer
+from fa_compiler.passes.linear.arrangement import axes_of_dims
+from fa_compiler.passes.linear.candidates import Operand, own_sizes
+from fa_compiler.passes.linear.proof import LinearMatch
+from fa_compiler.passes.linear.search import State
+from fa_compiler.passes.rewrite.node_view import registry_node
+
+OP = "FlashLinearAttention"
+MOST_TOKENS = 1 << 17
+
+
+@dataclass
+class Emitter:
+    """Makes the nodes of one linear attention."""
+
+    match: LinearMatch
+    builder: Builder
+
+    is_any_length: bool = False
+    """Is the attention meant for every length?"""
+
+    def emit(self, cann: str | None) -> tuple[ir.Node, list[tuple[ir.Value, ir.Value]]]:
+        """The operator, which is in the graph then, and the pairs of old values and what takes their places."""
+        found, sizes = self.match.found, self.match.sizes
+        query = self._guarded(self._tokens(found.query))
+        inputs: dict[str, ir.Value | None] = {
+            "query": query,
+            "key": self._tokens(found.key),
+            "value": self._value(),
+            "past_state": None if found.state is None else self._state(found.state),
+            "decay": None if found.decay is None else self._decay(found.decay, query),
+            "beta": None if found.factor is None or not found.is_delta else self._rows(found.factor, query),
+        }
+        attrs: dict[str, int | float | str] = {
+            "q_num_heads": found.query.heads,
+            "kv_num_heads": sizes.heads,
+            "update_rule": self.match.rule,
+            "scale": float(np.float32(found.scale)),
+        }
+        node = registry_node(get(OP, cann), inputs, attrs, self.builder)
+        for name, output in zip(("output", "present_state"), node.outputs, strict=True):
+            output.name = self.builder.names.new(f"{node.name}_{name}")
+            output.dtype = self._dtype
+        past = inputs["past_state"]
+        if past is not None and (of_state := self.builder.info.dtype(past)) is not None:
+            node.outputs[1].dtype = of_state
+        self.builder.graph.append(node)
+        output, state = node.outputs
+        pairs = [(each.value, self._as(output, each)) for each in self.match.outputs]
+        pairs += [(each.value, self._as_state(state, each)) for each in self.match.states]
+        return node, pairs
+
+    def _guarded(self, query: ir.Value) -> ir.Value:
+        """The query, which fails to be reshaped where the file is not right, as the file fails there or gives other
+        numbers. A longer one lies beyond the table."""
+        lengths, width = self.match.lengths, self.match.found.query.heads * self.match.sizes.key
+        if lengths.are_all or self.is_any_length:
+            return query
+        tokens = self.builder.dimension(query, 1)
+        if lengths.step > 1:
+            rest = self.builder.op("Mod", [tokens, self.builder.ints([lengths.step])], ir.DataType.INT64)
+            return self._of_width(query, self.builder.op("Add", [rest, self.builder.ints([width])], ir.DataType.INT64))
+        ranges = lengths.ranges
+        last = max(end or MOST_TOKENS for _, end in ranges)
+        if last > MOST_TOKENS or any(end is None for _, end in ranges):
+            raise Decline(Code.LINEAR, "the numbers of tokens for which the file is right cannot be told apart")
+        table = np.full(last + 1, width + 1, dtype=np.int64)
+        for first, end in ranges:
+            table[first : (end or 0) + 1] = width
+        legal = self.builder.constant(table, "widths")
+        return self._of_width(query, self.builder.op("Gather", [legal, tokens], ir.DataType.INT64, {"axis": 0}))
+
+    def _of_width(self, query: ir.Value, width: ir.Value) -> ir.Value:
+        """The query, where it has this width; a Reshape that fails where it has not."""
+        shape = self.builder.joined([self.builder.ints([0, 0]), width], ir.DataType.INT64, 0)
+        return self.builder.op("Reshape", [query, shape], self._dtype)
+
+    @property
+    def _dtype(self) -> ir.DataType:
+        """The type of all tokens: that of the output."""
+        dtype = self.builder.info.dtype(self.match.found.output.value)
+        if dtype is None:
+            raise Decline(Code.DTYPE, "the type of the output is unknown", producer(self.match.found.output.value))
+        return dtype
+
+    def _target(self, axes: Sequence[str], sizes: Mapping[str, int], source: ir.Value, own: Sequence[str]) -> ir.Value:
+        """The shape with these axes merged in each dimension. Sizes that differ from run to run are read from a source,
+        whose dimensions have their `own` axes; one of them is -1."""
+        is_open = [any(self.match.is_open.get(letter, False) for letter in each) for each in axes]
+        parts: list[ir.Value] = []
+        spare = max((place for place, each in enumerate(is_open) if each), default=-1)
+        for place, each in enumerate(axes):
+            if not is_open[place]:
+                parts.append(self.builder.ints([int(np.prod([sizes[letter] for letter in each], dtype=np.int64))]))
+            elif place == spare:
+                parts.append(self.builder.ints([-1]))
+            elif each in own:
+                parts.append(self.builder.dimension(source, list(own).index(each)))
+            else:
+                raise Decline(Code.SHAPE, "the sizes of a linear attention cannot be computed", None)
+        known = [constant(part) for part in parts]
+        if all(part is not None for part in known):
+            return self.builder.ints([int(part[0]) for part in known if part is not None])
+        return self.builder.joined(parts, ir.DataType.INT64, 0)
+
+    def _reshaped(
+        self, value: ir.Value, own: Sequence[str], wanted: Sequence[str], sizes: Mapping[str, int]
+    ) -> ir.Value:
+        """A value whose dimensions have their `own` axes, with the `wanted` ones."""
+        if list(own) == list(wanted):
+            return value
+        target = self._target(wanted, sizes, value, own)
+        return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
+
+    def _moved(self, operand: Operand, wanted: Sequence[str]) -> ir.Value:
+        """An operand with the wanted axes merged in each dimension, in the type of all tokens."""
+        sizes = own_sizes(operand, self.match.sizes)
+        value, shape = operand.value, self.match.shapes[operand.value]
+        for _ in range(operand.cut):
+            value, shape = self._first(value), shape[:-1]
+        value = self.builder.cast(value, self._dtype)
+        return self._arranged(value, shape, operand.order, wanted, sizes)
+
+    def _first(self, value: ir.Value) -> ir.Value:
+        zero = self.builder.constant(np.array(0, dtype=np.int64), "number")
+        return self.builder.op("Gather", [value, zero], self.builder.info.dtype(value), {"axis": -1})
+
+    def _arranged(
+        self, value: ir.Value, shape: Sequence[int], order: str, wanted: Sequence[str], sizes: Mapping[str, int]
+    ) -> ir.Value:
+        """A value that has its axes in this order, with the wanted ones in each dimension."""
+        own, usual = axes_of_dims(shape, order, sizes), "".join(wanted)
+        if [letter for letter in order if sizes[letter] != 1] == [letter for letter in usual if sizes[letter] != 1]:
+            return self._reshaped(value, own, wanted, sizes)
+        split = self._reshaped(value, _with_units(own, order, sizes), list(order), sizes)
+        perm = [order.index(letter) for letter in usual]
+        turned = self.builder.op("Transpose", [split], self.builder.info.dtype(value), {"perm": perm})
+        return self._reshaped(turned, list(usual), wanted, sizes)
+
+    def _tokens(self, operand: Operand) -> ir.Value:
+        """Query or key as [B,T,H*D]."""
+        return self._moved(operand, ["b", "t", "hd"])
+
+    def _value(self) -> ir.Value:
+        """The value as [B,T,H*Dv]; times the factor, where nothing is corrected."""
+        found = self.match.found
+        if found.factor is None or found.is_delta:
+            return self._moved(found.value, ["b", "t", "he"])
+        value = self._moved(found.value, ["b", "t", "h", "e"])
+        factor = self.builder.units("Unsqueeze", self._moved(found.factor, ["b", "t", "h"]), [3])
+        product = self.builder.op("Mul", [value, factor], self._dtype)
+        sizes = own_sizes(found.value, self.match.sizes)
+        return self._reshaped(product, ["b", "t", "h", "e"], ["b", "t", "he"], sizes)
+
+    def _state(self, state: State) -> ir.Value:
+        """A state as [B,H,Dk,Dv]."""
+        sizes = self._state_sizes
+        return self._arranged(state.value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes)
+
+    @property
+    def _state_sizes(self) -> dict[str, int]:
+        sizes = self.match.sizes
+        return {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
+
+    def _rows(self, operand: Operand, query: ir.Value) -> ir.Value:
+        """A number for each token and head, or also for each key dimension, as [B,T,H] or [B,T,H*Dk]."""
+        value = self._moved(operand, ["b", "t", "hd" if "d" in operand.order else "h"])
+        if operand.has_batch and operand.has_tokens:
+            return value
+        width = operand.heads * (self.match.sizes.key if "d" in operand.order else 1)
+        target = self.builder.joined(
+            [self.builder.dimension(query, 0), self.builder.dimension(query, 1), self.builder.ints([width])],
+            ir.DataType.INT64,
+            0,
+        )
+        return self.builder.op("Expand", [value, target], self._dtype)
+
+    def _decay(self, operand: Operand, query: ir.Value) -> ir.Value:
+        """The logarithm of the decay."""
+        if operand.logarithmic:
+            return self._rows(operand, query)
+        maker = producer(operand.value)
+        if is_op(maker, "Exp") and (power := maker.inputs[0]) is not None:
+            self.match.shapes.setdefault(power, self.match.shapes[operand.value])
+            return self._rows(replace(operand, value=power, logarithmic=True), query)
+        return self.builder.op("Log", [self._rows(operand, query)], self._dtype)
+
+    def _as(self, output: ir.Value, operand: Operand) -> ir.Value:
+        """The output in the arrangement of the value that it replaces."""
+        sizes = own_sizes(operand, self.match.sizes)
+        return self._returned(output, ["b", "t", "he"], operand.value, operand.order, sizes)
+
+    def _as_state(self, state: ir.Value, wanted: State) -> ir.Value:
+        made = self._returned(state, ["b", "h", "k", "v"], wanted.value, wanted.order, self._state_sizes)
+        dtype = self.builder.info.dtype(wanted.value)
+        return made if dtype is None else self.builder.cast(made, dtype)
+
+    def _returned(
+        self, value: ir.Value, own: Sequence[str], old: ir.Value, order: str, sizes: Mapping[str, int]
+    ) -> ir.Value:
+        axes = axes_of_dims(self.match.shapes[old], order, sizes)
+        usual = "".join(own)
+        dtype = self.builder.info.dtype(value)
+        if [letter for letter in order if sizes[letter] != 1] != [letter for letter in usual if sizes[letter] != 1]:
+            split = self._reshaped(value, own, list(usual), sizes)
+            perm = [usual.index(letter) for letter in order]
+            value, own = self.builder.op("Transpose", [split], dtype, {"perm": perm}), list(order)
+        if list(axes) == list(own):
+            return value
+        return self._reshaped_to(value, own, old, axes, sizes)
+
+    def _reshaped_to(
+        self, value: ir.Value, own: Sequence[str], old: ir.Value, axes: Sequence[str], sizes: Mapping[str, int]
+    ) -> ir.Value:
+        """A value with the dimensions of an old one, which may divide the tokens."""
+        shape, divided = self.match.shapes[old], "".join(axes).count("t") > 1
+        if not divided:
+            return self._reshaped(value, own, axes, sizes)
+        first = list(axes).index("t")
+        parts = [
+            self.builder.ints([-1 if place == first and self.match.is_open["t"] else size])
+            if "b" not in each or not self.match.is_open["b"]
+            else self.builder.dimension(value, list(own).index("b"))
+            for place, (size, each) in enumerate(zip(shape, axes, strict=True))
+        ]
+        target = self.builder.joined(parts, ir.DataType.INT64, 0)
+        return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
+
+
+def _with_units(own: Sequence[str], order: str, sizes: Mapping[str, int]) -> list[str]:
+    """The axes of each dimension. One that has none is named by an axis of 1, if that makes the order whole."""
+    units = [letter for letter in order if sizes[letter] == 1]
+    named = list(own)
+    if len(own) == len(order) and sum(not each for each in own) == len(units):
+        places = [place for place, each in enumerate(named) if not each]
+        trial = list(named)
+        for place, letter in zip(places, units, strict=True):
+            trial[place] = letter
+        if trial == list(order):
+            return trial
+    return named

@@ -1,0 +1,274 @@
+"""A part of a graph at a random point: the sizes of one run, random numbers for what is not followed, and from them the
+numbers of every value. Loops run as often as they do with these sizes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
+from fa_compiler.passes.linear.field import hashed
+from fa_compiler.passes.linear.operators import evaluated
+from fa_compiler.passes.linear.tensors import FailedError, Tensor, UnknownError, exact, moved, of_field
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+SUMS = frozenset(
+    [
+        "Identity",
+        "Cast",
+        "Transpose",
+        "Reshape",
+        "Flatten",
+        "Squeeze",
+        "Unsqueeze",
+        "Expand",
+        "Tile",
+        "Concat",
+        "Split",
+        "Slice",
+        "Gather",
+        "GatherElements",
+        "GatherND",
+        "Pad",
+        "Trilu",
+        "ScatterElements",
+        "ScatterND",
+        "Where",
+        "Add",
+        "Sub",
+        "Sum",
+        "Neg",
+        "Mul",
+        "ReduceSum",
+        "CumSum",
+    ]
+)
+"""Operators through which exponents are followed as sums."""
+MOST_ITERATIONS = 64
+MOST_SCALARS = 64
+Sequenced: TypeAlias = "Tensor | list[Tensor]"
+"""A tensor, or a sequence of them."""
+
+
+def with_exponents(nodes: Iterable[ir.Node]) -> set[ir.Value]:
+    """The values that reach an exponential as sums."""
+    wanted = set[ir.Value]()
+    for node in reversed([*nodes]):
+        if is_op(node, "Exp") or (node.op_type in SUMS and not wanted.isdisjoint(node.outputs)):
+            wanted.update(value for value in node.inputs if value is not None)
+        for graph in subgraphs(node):
+            wanted |= with_exponents(graph)
+            pairs = zip(graph.inputs, node.inputs, strict=False)
+            wanted.update(outer for inner, outer in pairs if inner in wanted and outer is not None)
+    return wanted
+
+
+@dataclass
+class Evaluation:
+    """The numbers of values for given sizes. `sizes` holds the names of sizes that are open in the graph."""
+
+    info: ShapeInfo
+    sizes: Mapping[str, int]
+    seed: int
+    exponents: set[ir.Value]
+    known: dict[ir.Value, Sequenced] = field(default_factory=dict)
+    scalars: set[float] = field(default_factory=set)
+    """The single numbers that were met: one of them may be the scale."""
+    leaves: int = 0
+    """How many tensors of random numbers were made: a body makes new ones in each run."""
+
+    def tensor(self, value: ir.Value) -> Tensor:
+        """The numbers of a value."""
+        result = self._get(value)
+        if isinstance(result, list):
+            raise FailedError("a sequence")
+        return result
+
+    def _get(self, value: ir.Value) -> Sequenced:
+        if value not in self.known:
+            self.known[value] = self._leaf(value)
+        return self.known[value]
+
+    def _leaf(self, value: ir.Value) -> Tensor:
+        array = constant(value)
+        if array is not None:
+            self._meet(array)
+            return exact(array)
+        shape = self.shape(value)
+        count = int(np.prod(shape, dtype=np.int64))
+        places = np.arange(count, dtype=np.int64)
+        self.leaves += 1
+        seed = self.seed + zlib.crc32((value.name or "").encode()) + self.leaves
+        return of_field(hashed([places], seed).reshape(shape))
+
+    def shape(self, value: ir.Value) -> tuple[int, ...]:
+        """The sizes of a value in this run. Raises FailedError where one is not known."""
+        if value in self.known and isinstance(known := self.known[value], Tensor):
+            return known.shape
+        dims = self.info.shape(value)
+        sizes = None if dims is None else [dim.evaluate(self.sizes) for dim in dims]
+        if sizes is None or any(size is None or size < 0 for size in sizes):
+            raise FailedError(f"the shape of {value.name!r} is not known")
+        return tuple(size for size in sizes if size is not None)
+
+    def run(self, nodes: Sequence[ir.Node], kept: Iterable[ir.Value] = ()) -> None:
+        """Evaluate nodes in order. What no later node reads is forgotten, but for what is kept."""
+        last = {value: place for place, node in enumerate(nodes) for value in values_read(node)}
+        held = set(kept)
+        made = {output for node in nodes for output in node.outputs}
+        for place, node in enumerate(nodes):
+            for output, result in zip(node.outputs, self._outputs(node), strict=False):
+                self.known[output] = result
+            for value in values_read(node):
+                if last[value] == place and value in made and value not in held:
+                    self.known.pop(value, None)
+
+    def _outputs(self, node: ir.Node) -> Sequence[Sequenced]:
+        if node.domain not in STANDARD:
+            raise FailedError(f"{node.op_type} is not followed")
+        if node.op_type in _CONTROL:
+            return _CONTROL[node.op_type](self, node)
+        if is_op(node, "Constant"):
+            return [self._leaf(node.outputs[0])]
+        if is_op(node, "Shape") and node.inputs[0] is not None and node.inputs[0] not in self.known:
+            operands: list[Tensor | None] = [Tensor(self.shape(node.inputs[0]))]
+        else:
+            operands = [None if value is None else self.tensor(value) for value in node.inputs]
+        dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
+        with_sums = not self.exponents.isdisjoint(node.outputs)
+        try:
+            results = evaluated(node, operands, dtype, with_sums)
+        except UnknownError:
+            results = None
+        if results is None:  # whatever it gives: what is proven holds for every number
+            return [self._leaf(output) for output in node.outputs]
+        for result in results:
+            if result.exact is not None:
+                self._meet(result.exact)
+        return results
+
+    def _meet(self, array: np.ndarray) -> None:
+        if array.size == 1 and array.dtype.kind == "f" and len(self.scalars) < MOST_SCALARS:
+            number = float(array.reshape(-1)[0])
+            if np.isfinite(number) and number != 0.0:
+                self.scalars.add(number)
+
+    def _body(self, graph: ir.Graph, inputs: Sequence[Sequenced]) -> list[Sequenced]:
+        """The results of one run of a body."""
+        for value, tensor in zip(graph.inputs, inputs, strict=True):
+            self.known[value] = tensor
+        nodes = [*graph]
+        for node in nodes:
+            for output in node.outputs:
+                self.known.pop(output, None)
+        for node in nodes:
+            for output, result in zip(node.outputs, self._outputs(node), strict=False):
+                self.known[output] = result
+        return [self._get(value) for value in graph.outputs]
+
+    def _number(self, value: ir.Value | None, default: int) -> int:
+        """An integer or truth value that is the same in every run with these sizes."""
+        if value is None:
+            return default
+        array = self.tensor(value).exact
+        if array is None or array.size != 1:
+            raise FailedError(f"{value.name!r} is not known")
+        return int(array.reshape(-1)[0])
+
+    def _loop(self, node: ir.Node) -> list[Sequenced]:
+        (body,) = subgraphs(node)
+        count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
+        states = [self._get(value) for value in node.inputs[2:] if value is not None]
+        stacked: list[list[Tensor]] = [[] for _ in range(len(body.outputs) - 1 - len(states))]
+        for step in range(count):
+            if not condition:
+                break
+            if step >= MOST_ITERATIONS:
+                raise FailedError("a Loop of many iterations")
+            given = [exact(np.array(step)), exact(np.array(bool(condition))), *states]
+            results = self._body(body, given)
+            condition = self._number(body.outputs[0], 1)
+            states = results[1 : 1 + len(states)]
+            for part, result in zip(stacked, results[1 + len(states) :], strict=True):
+                part.append(_single(result))
+        return [*states, *(_stacked(part, 0) for part in stacked)]
+
+    def _scan(self, node: ir.Node) -> list[Sequenced]:
+        (body,) = subgraphs(node)
+        count = int_attr(node, "num_scan_inputs", 0)
+        inputs = [self._get(value) for value in node.inputs if value is not None]
+        states, scanned = inputs[:-count], [_single(each) for each in inputs[-count:]]
+        axes, turned = (_listed(node, name, count) for name in ("scan_input_axes", "scan_input_directions"))
+        outputs = len(body.outputs) - len(states)
+        axes_out, turned_out = (_listed(node, name, outputs) for name in ("scan_output_axes", "scan_output_directions"))
+        (length,) = {each.shape[axis] for each, axis in zip(scanned, axes, strict=True)}
+        if length > MOST_ITERATIONS:
+            raise FailedError("a Scan of many iterations")
+        stacked: list[list[Tensor]] = [[] for _ in range(outputs)]
+        for step in range(length):
+            places = (length - 1 - step if back else step for back in turned)
+            slices = [_slice_of(*each) for each in zip(scanned, axes, places, strict=True)]
+            results = self._body(body, [*states, *slices])
+            states = results[: len(states)]
+            for part, result in zip(stacked, results[len(states) :], strict=True):
+                part.append(_single(result))
+        ordered = [part[::-1] if back else part for part, back in zip(stacked, turned_out, strict=True)]
+        return [*states, *(_stacked(part, axis) for part, axis in zip(ordered, axes_out, strict=True))]
+
+    def _if(self, node: ir.Node) -> list[Sequenced]:
+        name = "then_branch" if self._number(node.inputs[0], 1) else "else_branch"
+        return self._body(node.attributes[name].as_graph(), [])
+
+    def _sequence(self, node: ir.Node) -> list[Sequenced]:
+        if is_op(node, "SequenceEmpty"):
+            return [[]]
+        if is_op(node, "SequenceConstruct"):
+            return [[self.tensor(value) for value in node.inputs if value is not None]]
+        parts = self._get(node.inputs[0]) if node.inputs[0] is not None else []
+        if not isinstance(parts, list):
+            raise FailedError("no sequence")
+        if is_op(node, "SequenceInsert") and len(node.inputs) == 2 and node.inputs[1] is not None:
+            return [[*parts, self.tensor(node.inputs[1])]]
+        if not is_op(node, "ConcatFromSequence"):
+            raise FailedError(f"{node.op_type} is not followed")
+        axis = int_attr(node, "axis", 0)
+        if int_attr(node, "new_axis", 0):
+            return [_stacked(parts, axis)]
+        return [moved(parts, lambda *arrays: np.concatenate(arrays, axis), False)]
+
+
+_CONTROL = {
+    "Loop": Evaluation._loop,
+    "Scan": Evaluation._scan,
+    "If": Evaluation._if,
+    "SequenceEmpty": Evaluation._sequence,
+    "SequenceConstruct": Evaluation._sequence,
+    "SequenceInsert": Evaluation._sequence,
+    "ConcatFromSequence": Evaluation._sequence,
+}
+
+
+def _slice_of(tensor: Tensor, axis: int, place: int) -> Tensor:
+    return moved((tensor,), lambda array: np.take(array, place, axis), tensor.sums is not None)
+
+
+def _single(value: Sequenced) -> Tensor:
+    if isinstance(value, list):
+        raise FailedError("a sequence")
+    return value
+
+
+def _stacked(parts: Sequence[Tensor], axis: int) -> Tensor:
+    if not parts:
+        raise FailedError("a loop without an iteration")
+    return moved(parts, lambda *arrays: np.stack(arrays, axis), False)
+
+
+def _listed(node: ir.Node, name: str, count: int) -> list[int]:
+    attr = node.attributes.get(name)
+    return [0] * count if attr is None else list(attr.as_ints())

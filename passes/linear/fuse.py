@@ -1,0 +1,100 @@
+"""Linear attentions of one graph: found, proven and replaced. What is not proven is left, for
+matching/linear_attention.py to name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import ANY_LENGTH
+from fa_compiler.passes.answer.report import Block, Code
+from fa_compiler.passes.attention_ops.direct import rule_in_words
+from fa_compiler.passes.emit.build import Builder, Names
+from fa_compiler.passes.emit.trial import Trial
+from fa_compiler.passes.ir.surgery import restore_order
+from fa_compiler.passes.linear.emit import OP, Emitter
+from fa_compiler.passes.linear.proof import LinearMatch, Prover
+from fa_compiler.passes.linear.regions import regions
+from fa_compiler.passes.values.facts import Facts
+
+
+@dataclass(frozen=True)
+class FusedLinear:
+    """One linear attention that is fused, or named and left, and its block."""
+
+    node: ir.Node
+    block: Block
+    note: str | None = None
+    """For which lengths the file is right."""
+    members: frozenset[ir.Node] = frozenset()
+    """The nodes of one that is left, which need no other name."""
+
+
+def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
+    """Replace the linear attentions of a graph, its subgraphs not included."""
+    if facts.options.target != "ort" or not graph.outputs:
+        return []
+    matches = [match for region in regions(graph, facts.info) if (match := Prover(region, facts.info, graph).prove())]
+    return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+
+
+def _selective_scan(match: LinearMatch) -> Block:
+    """The block of a recurrence of Mamba-1, which is left as it is."""
+    reason = (
+        f"the selective scan of Mamba-1: each of {match.sizes.heads} channels has {match.sizes.key} decays of its own. "
+        f"{OP} is made for states whose values share their decays"
+    )
+    node = match.found.output.value.producer()
+    name = label(node) or ""
+    return Block(
+        id=0, kind="no_softmax", anchor=name, status="linear_attention", code=Code.LINEAR, reason=reason, culprit=name
+    )
+
+
+def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> FusedLinear | None:
+    output = match.found.output.value.producer()
+    if match.is_selective_scan:
+        return None if output is None else FusedLinear(output, _selective_scan(match), members=match.region.members)
+    is_any_length = ANY_LENGTH in facts.options.assume
+    anchor = label(output) or ""
+    with Trial(Builder(graph, names, facts.info)) as trial:
+        try:
+            node, pairs = Emitter(match, trial.builder, is_any_length).emit(facts.options.cann)
+        except Decline:
+            return None
+        pairs = [
+            (old, trial.builder.alias(new) if _needs_alias(old, new, trial.builder) else new) for old, new in pairs
+        ]
+        trial.replace(*pairs)
+        if trial.keep() is None:
+            return None
+    restore_order(graph)
+    block = Block(
+        id=0,
+        kind="no_softmax",
+        anchor=anchor,
+        status="fused",
+        op=OP,
+        node=node.name,
+        layout="BSH",
+        heads=(match.found.query.heads, match.sizes.heads),
+        rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
+        assumed=(ANY_LENGTH,) if is_any_length and not match.lengths.are_all else (),
+    )
+    return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length))
+
+
+def _lengths_in_words(anchor: str, match: LinearMatch, is_any_length: bool) -> str | None:
+    """For which lengths the file is right; None where it is for all that it takes."""
+    if match.lengths.are_all:
+        return None
+    beyond = f"other numbers are refused; --assume {ANY_LENGTH} computes them"
+    if is_any_length:
+        beyond = "other numbers are computed, too"
+    return f"{anchor}: as exported, this linear attention is right where the tokens are {match.lengths}; {beyond}"
+
+
+def _needs_alias(old: ir.Value, new: ir.Value, builder: Builder) -> bool:
+    return old.is_graph_output() and (new.is_graph_output() or not builder.has_made(new))

@@ -1,0 +1,680 @@
+"""What single operators make of tensors at a random point (tensors.py).
+
+An operator that is not listed, or whose operands do not allow its rule, is an unknown function of its operands where it
+works element by element (ELEMENTWISE). What any other operator gives is not followed at all.
+"""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.ir.nodes import int_attr, permutation, text_attr
+from fa_compiler.passes.linear.field import hashed, matmul, power
+from fa_compiler.passes.linear.tensors import (
+    FailedError,
+    Tensor,
+    UnknownError,
+    added,
+    broadcast,
+    divided,
+    exact,
+    moved,
+    multiplied,
+    of_field,
+    summed,
+)
+
+Operands: TypeAlias = Sequence[Tensor | None]
+Rule: TypeAlias = Callable[["Call"], list[Tensor]]
+RULES: dict[str, Rule] = {}
+FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
+MOST = 1 << 27
+"""The most elements of one tensor."""
+
+
+class Call:
+    """A node with its operands. `with_sums` tells whether the exponents of the result are asked for."""
+
+    def __init__(self, node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool) -> None:
+        """`dtype` is the type of the first operand."""
+        self.node = node
+        self.operands = operands
+        self.dtype = dtype
+        self.with_sums = with_sums
+
+    def __getitem__(self, index: int) -> Tensor:
+        """An operand. Raises FailedError where it is absent."""
+        operand = self.operands[index] if index < len(self.operands) else None
+        if operand is None:
+            raise FailedError(f"{self.node.op_type} lacks operand {index}")
+        return operand
+
+    def has(self, index: int) -> bool:
+        """Is this operand given?"""
+        return index < len(self.operands) and self.operands[index] is not None
+
+    def ints(self, index: int) -> list[int]:
+        """The integers of an operand that are the same in every run with these sizes."""
+        array = self[index].exact
+        if array is None or array.dtype.kind not in "iu":
+            raise UnknownError(f"operand {index} of {self.node.op_type} is not known")
+        return [int(number) for number in array.reshape(-1)]
+
+    def axes(self, index: int = 1) -> list[int] | None:
+        """The axes that an attribute or an operand lists; None where neither is given."""
+        attr = self.node.attributes.get("axes")
+        if attr is not None:
+            return list(attr.as_ints())
+        return self.ints(index) if self.has(index) else None
+
+    def moved(self, move: Callable[..., np.ndarray], *sources: Tensor) -> list[Tensor]:
+        """The result of a move of the sources, or of the first operand."""
+        return [moved(sources or (self[0],), move, self.with_sums)]
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """The value of an attribute."""
+        attr = self.node.attributes.get(name)
+        return default if attr is None else attr.value
+
+
+def rule(*op_types: str) -> Callable[[Rule], Rule]:
+    """Enter a rule for these operators."""
+
+    def enter(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(op_types, function))
+        return function
+
+    return enter
+
+
+@rule("Identity")
+def _identity(call: Call) -> list[Tensor]:
+    return [call[0]]
+
+
+@rule("Cast")
+def _cast(call: Call) -> list[Tensor]:
+    """A type that holds the numbers of the source; a narrower one rounds, and is an unknown function."""
+    wanted = ir.DataType(call.attr("to"))
+    source = call[0]
+    if source.exact is not None:
+        return [exact(source.exact.astype(wanted.numpy()))]
+    given = call.dtype
+    if given is None or FLOAT_BITS.get(wanted, 0) < FLOAT_BITS.get(given, 99):
+        return unknown_function(call)
+    return [source]
+
+
+@rule("Transpose")
+def _transpose(call: Call) -> list[Tensor]:
+    perm = permutation(call.node, len(call[0].shape))
+    return call.moved(lambda array: np.transpose(array, perm))
+
+
+def _target(shape: Sequence[int], wanted: Sequence[int], keeps_zero: bool) -> list[int]:
+    return [
+        shape[axis] if size == 0 and not keeps_zero and axis < len(shape) else size for axis, size in enumerate(wanted)
+    ]
+
+
+@rule("Reshape")
+def _reshape(call: Call) -> list[Tensor]:
+    target = _target(call[0].shape, call.ints(1), bool(int_attr(call.node, "allowzero", 0)))
+    return call.moved(lambda array: array.reshape(target))
+
+
+@rule("Flatten")
+def _flatten(call: Call) -> list[Tensor]:
+    axis = int_attr(call.node, "axis", 1) % (len(call[0].shape) + 1)
+    rows = int(np.prod(call[0].shape[:axis], dtype=np.int64))
+    return call.moved(lambda array: array.reshape(rows, -1))
+
+
+@rule("Squeeze")
+def _squeeze(call: Call) -> list[Tensor]:
+    axes = call.axes()
+    return call.moved(lambda array: np.squeeze(array, None if axes is None else tuple(axes)))
+
+
+@rule("Unsqueeze")
+def _unsqueeze(call: Call) -> list[Tensor]:
+    axes = tuple(call.axes() or ())
+    return call.moved(lambda array: np.expand_dims(array, axes))
+
+
+@rule("Expand")
+def _expand(call: Call) -> list[Tensor]:
+    shape = np.broadcast_shapes(call[0].shape, tuple(call.ints(1)))
+    _check_size(shape)
+    return call.moved(lambda array: np.broadcast_to(array, shape))
+
+
+@rule("Tile")
+def _tile(call: Call) -> list[Tensor]:
+    repeats = call.ints(1)
+    _check_size([size * count for size, count in zip(call[0].shape, repeats, strict=True)])
+    return call.moved(lambda array: np.tile(array, repeats))
+
+
+def _check_size(shape: Sequence[int]) -> None:
+    if int(np.prod(shape, dtype=np.int64)) > MOST:
+        raise FailedError("a tensor of too many elements")
+
+
+@rule("Concat")
+def _concat(call: Call) -> list[Tensor]:
+    parts = [part for part in call.operands if part is not None]
+    axis = int_attr(call.node, "axis", 0)
+    return call.moved(lambda *arrays: np.concatenate(arrays, axis), *parts)
+
+
+@rule("Split")
+def _split(call: Call) -> list[Tensor]:
+    axis, count = int_attr(call.node, "axis", 0), len(call.node.outputs)
+    size = call[0].shape[axis]
+    each = -(-size // count)
+    sizes = call.attr("split") or (call.ints(1) if call.has(1) else None)
+    sizes = list(sizes) if sizes is not None else [min(each, size - each * part) for part in range(count)]
+    ends = np.cumsum(sizes).tolist()
+    if ends[-1] != size:
+        raise FailedError("the parts of a Split do not fit")
+    return [
+        moved((call[0],), lambda array, s=end - own, e=end: np.take(array, range(s, e), axis), call.with_sums)
+        for own, end in zip(sizes, ends, strict=True)
+    ]
+
+
+@rule("Slice")
+def _slice(call: Call) -> list[Tensor]:
+    shape = call[0].shape
+    if "starts" in call.node.attributes:
+        starts, ends = list(call.attr("starts")), list(call.attr("ends"))
+        axes, steps = list(call.attr("axes") or range(len(starts))), [1] * len(starts)
+    else:
+        starts, ends = call.ints(1), call.ints(2)
+        axes = call.ints(3) if call.has(3) else list(range(len(starts)))
+        steps = call.ints(4) if call.has(4) else [1] * len(starts)
+    cuts = [slice(None)] * len(shape)
+    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        cuts[axis] = _cut(start, end, step, shape[axis])
+    return call.moved(operator.itemgetter(tuple(cuts)))
+
+
+def _cut(start: int, end: int, step: int, size: int) -> slice:
+    """The slice of ONNX as one of Python."""
+    start, end = (place + size if place < 0 else place for place in (start, end))
+    if step > 0:
+        return slice(max(0, min(start, size)), max(0, min(end, size)), step)
+    last = max(-1, min(end, size - 1))
+    return slice(max(0, min(start, size - 1)), None if last < 0 else last, step)
+
+
+def _indices(call: Call, index: int = 1) -> np.ndarray:
+    array = call[index].exact
+    if array is None or array.dtype.kind not in "iu":
+        raise UnknownError(f"the indices of {call.node.op_type} are not known")
+    return array
+
+
+@rule("Gather")
+def _gather(call: Call) -> list[Tensor]:
+    indices, axis = _indices(call), int_attr(call.node, "axis", 0)
+    return call.moved(lambda array: np.take(array, indices, axis))
+
+
+@rule("GatherElements")
+def _gather_elements(call: Call) -> list[Tensor]:
+    axis, shape = int_attr(call.node, "axis", 0), call[0].shape
+    places = np.where(_indices(call) < 0, _indices(call) + shape[axis], _indices(call))
+    return call.moved(lambda array: np.take_along_axis(array[_leading(places, axis, shape)], places, axis))
+
+
+def _leading(places: np.ndarray, axis: int, shape: Sequence[int]) -> tuple[slice, ...]:
+    """GatherElements reads the first rows of every other axis."""
+    own = axis % len(shape)
+    return tuple(slice(None) if each == own else slice(0, size) for each, size in enumerate(places.shape))
+
+
+@rule("GatherND")
+def _gather_nd(call: Call) -> list[Tensor]:
+    if int_attr(call.node, "batch_dims", 0):
+        raise UnknownError("GatherND of batches")
+    places = tuple(np.moveaxis(_indices(call), -1, 0))
+    return call.moved(operator.itemgetter(places))
+
+
+@rule("Pad")
+def _pad(call: Call) -> list[Tensor]:
+    """Zeros, or another constant, around the source."""
+    pads = call.ints(1) if call.has(1) else list(call.attr("pads") or ())
+    if text_attr(call.node, "mode", "constant") != "constant":
+        raise UnknownError("Pad")
+    rank = len(call[0].shape)
+    axes = [axis % rank for axis in call.ints(3)] if call.has(3) else list(range(rank))
+    before, after = [0] * rank, [0] * rank
+    for place, axis in enumerate(axes):
+        before[axis], after[axis] = pads[place], pads[place + len(axes)]
+    filler = call[2] if call.has(2) else None
+    if filler is not None and (filler.exact is None or filler.exact.reshape(-1)[0] != 0):
+        raise UnknownError("Pad with another number than 0")
+    cuts = tuple(slice(max(0, -b), s - max(0, -a)) for b, a, s in zip(before, after, call[0].shape, strict=True))
+    widths = [(max(0, b), max(0, a)) for b, a in zip(before, after, strict=True)]
+    return call.moved(lambda array: np.pad(array[cuts], widths))
+
+
+@rule("Trilu")
+def _trilu(call: Call) -> list[Tensor]:
+    """Elements on one side of a diagonal; the others become 0."""
+    diagonal = call.ints(1)[0] if call.has(1) else 0
+    upper = bool(int_attr(call.node, "upper", 1))
+    kept = np.triu if upper else np.tril
+    return call.moved(lambda array: kept(array, diagonal))
+
+
+@rule("ScatterElements", "Scatter")
+def _scatter_elements(call: Call) -> list[Tensor]:
+    _no_reduction(call)
+    indices, axis = _indices(call), int_attr(call.node, "axis", 0)
+    size = call[0].shape[axis]
+    places = np.where(indices < 0, indices + size, indices)
+    if places.size and not (places.min() >= 0 and places.max() < size):
+        raise FailedError("an index beyond the end")
+
+    def move(data: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        result = data.copy()
+        grid: list[np.ndarray] = list(np.indices(places.shape, sparse=True))
+        grid[axis % data.ndim] = places
+        result[tuple(grid)] = updates
+        return result
+
+    return call.moved(move, call[0], call[2])
+
+
+@rule("ScatterND")
+def _scatter_nd(call: Call) -> list[Tensor]:
+    _no_reduction(call)
+    places = tuple(np.moveaxis(_indices(call), -1, 0))
+
+    def move(data: np.ndarray, updates: np.ndarray) -> np.ndarray:
+        result = data.copy()
+        result[places] = np.broadcast_to(updates, result[places].shape) if updates.size else updates
+        return result
+
+    return call.moved(move, call[0], call[2])
+
+
+def _no_reduction(call: Call) -> None:
+    if text_attr(call.node, "reduction", "none") != "none":
+        raise UnknownError(f"{call.node.op_type} that adds")
+
+
+@rule("Where")
+def _where(call: Call) -> list[Tensor]:
+    condition = call[0].exact
+    if condition is None:
+        return unknown_function(call)
+    return call.moved(lambda one, other: np.asarray(np.where(condition, one, other)), call[1], call[2])
+
+
+@rule("Add")
+def _add(call: Call) -> list[Tensor]:
+    return [added(call[0], call[1], 1, call.with_sums)]
+
+
+@rule("Sub")
+def _sub(call: Call) -> list[Tensor]:
+    return [added(call[0], call[1], -1, call.with_sums)]
+
+
+@rule("Sum")
+def _sum(call: Call) -> list[Tensor]:
+    total = call[0]
+    for index in range(1, len(call.operands)):
+        total = added(total, call[index], 1, call.with_sums)
+    return [total]
+
+
+@rule("Neg")
+def _neg(call: Call) -> list[Tensor]:
+    return [added(exact(np.zeros((), np.float32)), call[0], -1, call.with_sums)]
+
+
+@rule("Mul")
+def _mul(call: Call) -> list[Tensor]:
+    _check_size(broadcast(call[0], call[1]))
+    return [multiplied(call[0], call[1], call.with_sums)]
+
+
+@rule("Div")
+def _div(call: Call) -> list[Tensor]:
+    right = call[1].numbers()
+    if right is None or not right.all():
+        return [Tensor(broadcast(call[0], call[1]))]
+    return [divided(call[0], call[1])]
+
+
+@rule("Exp")
+def _exp(call: Call) -> list[Tensor]:
+    """A power of the root, and 0 for minus infinity."""
+    sums = call[0].exponents()
+    if sums is None:
+        return [Tensor(call[0].shape)]
+    numbers = power(sums.numbers)
+    return [of_field(numbers if sums.blocked is None else np.where(sums.blocked, 0, numbers))]
+
+
+@rule("MatMul")
+def _matmul(call: Call) -> list[Tensor]:
+    left, right = call[0].numbers(), call[1].numbers()
+    shape = np.matmul(
+        *(np.broadcast_to(np.zeros((), np.int8), tensor.shape) for tensor in (call[0], call[1]))
+    ).shape  # it raises where the shapes do not fit
+    return [Tensor(shape) if left is None or right is None else of_field(matmul(left, right))]
+
+
+@rule("Einsum")
+def _einsum(call: Call) -> list[Tensor]:
+    """Two operands, each axis named by one letter."""
+    fields = [call[index].numbers() for index in range(len(call.operands))]
+    equation = text_attr(call.node, "equation", "").replace(" ", "")
+    terms, _, out = equation.partition("->")
+    labels = terms.split(",")
+    if "->" not in equation or "." in equation or any(len(set(each)) < len(each) for each in (*labels, out)):
+        raise UnknownError("an Einsum of another form")
+    if any(field is None for field in fields):
+        raise UnknownError("an Einsum of numbers that are not finite")
+    result, own = fields[0], labels[0]
+    assert result is not None
+    for index in range(1, len(fields)):
+        later = {*out, *(letter for each in labels[index + 1 :] for letter in each)}
+        field = fields[index]
+        assert field is not None
+        result, own = _product(result, own, field, labels[index], later)
+    result, own = _reduce(result, own, set(out))
+    return [of_field(np.transpose(result, [own.index(letter) for letter in out]))]
+
+
+def _reduce(array: np.ndarray, labels: str, kept: set[str]) -> tuple[np.ndarray, str]:
+    """The sum over the axes that are not kept."""
+    axes = tuple(axis for axis, letter in enumerate(labels) if letter not in kept)
+    if not axes:
+        return array, labels
+    own = summed(of_field(array), lambda each: each.sum(axis=axes), False).field
+    assert own is not None
+    return own, "".join(letter for letter in labels if letter in kept)
+
+
+def _product(left: np.ndarray, own: str, right: np.ndarray, other: str, later: set[str]) -> tuple[np.ndarray, str]:
+    """One contraction as a matrix product: batches, rows, summed axes, columns."""
+    left, own = _reduce(left, own, {*other, *later})
+    right, other = _reduce(right, other, {*own, *later})
+    batch = "".join(letter for letter in own if letter in other and letter in later)
+    summed_over = "".join(letter for letter in own if letter in other and letter not in later)
+    rows = "".join(letter for letter in own if letter not in other)
+    columns = "".join(letter for letter in other if letter not in own)
+    sizes = dict(zip(own, left.shape, strict=True)) | dict(zip(other, right.shape, strict=True))
+    for letters, array in ((own, left), (other, right)):
+        if any(sizes[letter] != size for letter, size in zip(letters, array.shape, strict=True)):
+            raise FailedError("the sizes of an Einsum differ")
+
+    def grouped(array: np.ndarray, letters: str, *groups: str) -> np.ndarray:
+        order = np.transpose(array, [letters.index(letter) for group in groups for letter in group])
+        return order.reshape([int(np.prod([sizes[each] for each in group], dtype=np.int64)) for group in groups])
+
+    product = matmul(grouped(left, own, batch, rows, summed_over), grouped(right, other, batch, summed_over, columns))
+    letters = batch + rows + columns
+    return product.reshape([sizes[letter] for letter in letters]), letters
+
+
+@rule("ReduceSum")
+def _reduce_sum(call: Call) -> list[Tensor]:
+    axes, keeps = call.axes(), bool(int_attr(call.node, "keepdims", 1))
+    if axes is not None and not axes:
+        if int_attr(call.node, "noop_with_empty_axes", 0):
+            return [call[0]]
+        axes = None
+    chosen = None if axes is None else tuple(axes)
+    return [summed(call[0], lambda array: array.sum(axis=chosen, keepdims=keeps), call.with_sums)]
+
+
+@rule("CumSum")
+def _cumsum(call: Call) -> list[Tensor]:
+    (axis,) = call.ints(1)
+    reverse, exclusive = (bool(int_attr(call.node, name, 0)) for name in ("reverse", "exclusive"))
+
+    def total(array: np.ndarray) -> np.ndarray:
+        turned = np.flip(array, axis) if reverse else array
+        sums = np.cumsum(turned, axis)
+        if exclusive:
+            sums = sums - turned
+        return np.flip(sums, axis) if reverse else sums
+
+    return [summed(call[0], total, call.with_sums)]
+
+
+ELEMENTWISE = frozenset(
+    [
+        "Abs",
+        "Acos",
+        "Acosh",
+        "And",
+        "Asin",
+        "Asinh",
+        "Atan",
+        "Atanh",
+        "BitwiseAnd",
+        "BitwiseNot",
+        "BitwiseOr",
+        "Cast",
+        "Ceil",
+        "Celu",
+        "Clip",
+        "Cos",
+        "Cosh",
+        "Elu",
+        "Equal",
+        "Erf",
+        "Floor",
+        "Gelu",
+        "Greater",
+        "GreaterOrEqual",
+        "HardSigmoid",
+        "HardSwish",
+        "IsInf",
+        "IsNaN",
+        "LeakyRelu",
+        "Less",
+        "LessOrEqual",
+        "Log",
+        "Max",
+        "Min",
+        "Mish",
+        "Mod",
+        "Not",
+        "Or",
+        "PRelu",
+        "Pow",
+        "Reciprocal",
+        "Relu",
+        "Round",
+        "Selu",
+        "Sigmoid",
+        "Sign",
+        "Sin",
+        "Sinh",
+        "Softplus",
+        "Softsign",
+        "Sqrt",
+        "Swish",
+        "Tan",
+        "Tanh",
+        "ThresholdedRelu",
+        "Where",
+        "Xor",
+    ]
+)
+"""Operators that work element by element, beside those with a rule that do."""
+ALGEBRAIC = frozenset(("Add", "Sub", "Sum", "Neg", "Mul", "Div", "Exp"))
+"""Those with a rule."""
+
+
+def unknown_function(call: Call) -> list[Tensor]:
+    """An unknown function of the operands, the same for equal operands."""
+    given = [operand for operand in call.operands if operand is not None]
+    fields = [operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given]
+    shape = broadcast(*given)
+    known = [field for field in fields if field is not None]
+    if len(known) < len(fields):
+        return [Tensor(shape)]
+    named = (call.node.op_type, sorted((name, repr(attr.value)) for name, attr in call.node.attributes.items()))
+    return [of_field(np.broadcast_to(hashed(known, zlib.crc32(repr(named).encode())), shape))]
+
+
+def _bits(array: np.ndarray) -> np.ndarray:
+    """Numbers that may be infinite as integers, a different one for each."""
+    return np.ascontiguousarray(array.astype(np.float64)).view(np.int64).reshape(array.shape)
+
+
+def _exact_max(*arrays: np.ndarray) -> np.ndarray:
+    result = arrays[0]
+    for array in arrays[1:]:
+        result = np.maximum(result, array)
+    return np.asarray(result)
+
+
+def _exact_min(*arrays: np.ndarray) -> np.ndarray:
+    return -_exact_max(*(-array for array in arrays))
+
+
+def _integer_or_float_division(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    if left.dtype.kind == "f":
+        return np.asarray(left / right)
+    quotient = np.abs(left) // np.abs(right)
+    return np.asarray(np.where((left < 0) == (right < 0), quotient, -quotient))
+
+
+EXACT: Mapping[str, Callable[..., np.ndarray]] = {
+    "Abs": np.abs,
+    "Add": np.add,
+    "And": np.logical_and,
+    "Ceil": np.ceil,
+    "Cos": np.cos,
+    "Div": _integer_or_float_division,
+    "Equal": np.equal,
+    "Exp": np.exp,
+    "Floor": np.floor,
+    "Greater": np.greater,
+    "GreaterOrEqual": np.greater_equal,
+    "Less": np.less,
+    "LessOrEqual": np.less_equal,
+    "Log": np.log,
+    "MatMul": np.matmul,
+    "Max": _exact_max,
+    "Min": _exact_min,
+    "Mul": np.multiply,
+    "Neg": np.negative,
+    "Not": np.logical_not,
+    "Or": np.logical_or,
+    "Pow": np.power,
+    "Reciprocal": np.reciprocal,
+    "Sign": np.sign,
+    "Sin": np.sin,
+    "Sqrt": np.sqrt,
+    "Sub": np.subtract,
+    "Where": np.where,
+    "Xor": np.logical_xor,
+}
+"""Operators on numbers that are the same in every run."""
+
+
+@rule("Shape")
+def _shape(call: Call) -> list[Tensor]:
+    sizes = call[0].shape
+    start, end = int_attr(call.node, "start", 0), int_attr(call.node, "end", len(sizes))
+    return [exact(np.array(sizes[start:end], dtype=np.int64))]
+
+
+@rule("Size")
+def _size(call: Call) -> list[Tensor]:
+    return [exact(np.array(int(np.prod(call[0].shape, dtype=np.int64))))]
+
+
+@rule("ConstantOfShape")
+def _constant_of_shape(call: Call) -> list[Tensor]:
+    attr = call.node.attributes.get("value")
+    filler = np.zeros(1, np.float32) if attr is None else attr.as_tensor().numpy()
+    _check_size(call.ints(0))
+    return [exact(np.full(call.ints(0), filler.reshape(-1)[0], dtype=filler.dtype))]
+
+
+@rule("Range")
+def _range(call: Call) -> list[Tensor]:
+    start, limit, delta = (call[index].exact for index in range(3))
+    if start is None or limit is None or delta is None:
+        raise UnknownError("a Range of unknown length")
+    return [exact(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))]
+
+
+@rule("Mod")
+def _mod(call: Call) -> list[Tensor]:
+    left, right = call[0].exact, call[1].exact
+    if left is None or right is None:
+        return unknown_function(call)
+    return [exact(np.asarray(np.fmod(left, right) if int_attr(call.node, "fmod", 0) else np.mod(left, right)))]
+
+
+@rule("OneHot")
+def _one_hot(call: Call) -> list[Tensor]:
+    """Known where the indices are."""
+    indices, values = _indices(call, 0), call[2].exact
+    (depth,) = call.ints(1)
+    if values is None or int_attr(call.node, "axis", -1) not in (-1, indices.ndim):
+        raise UnknownError("a OneHot of another form")
+    hot = np.equal(np.mod(indices, depth)[..., None], np.arange(depth))
+    return [exact(np.where(hot, values[1], values[0]))]
+
+
+@rule("EyeLike")
+def _eye_like(call: Call) -> list[Tensor]:
+    dtype = call.attr("dtype")
+    if dtype is None:
+        raise UnknownError("EyeLike of an unknown type")
+    rows, columns = call[0].shape
+    return [exact(np.eye(rows, columns, int_attr(call.node, "k", 0), dtype=ir.DataType(dtype).numpy()))]
+
+
+def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool) -> list[Tensor] | None:
+    """What a node of the standard domain makes of tensors; None where it is not followed. Raises FailedError where it
+    fails, as the run would, or where its operands are not known."""
+    call = Call(node, operands, dtype, with_sums)
+    arrays = [operand.exact for operand in operands if operand is not None]
+    function = EXACT.get(node.op_type)
+    try:
+        with np.errstate(all="ignore"):
+            if function is not None and arrays and all(array is not None for array in arrays):
+                return [exact(_typed(function(*arrays), arrays))]
+            if node.op_type in RULES:
+                return RULES[node.op_type](call)
+            return unknown_function(call) if node.op_type in ELEMENTWISE else None
+    except (ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError) as error:
+        raise FailedError(f"{node.op_type} {node.name}: {error}") from None
+
+
+def _typed(result: np.ndarray, arrays: Sequence[np.ndarray | None]) -> np.ndarray:
+    """A result of arithmetic in the type of the operands; a truth value stays one."""
+    result = np.asarray(result)
+    last = arrays[-1]
+    if last is None or result.dtype.kind == "b":
+        return result
+    return result.astype(last.dtype)
+
+
+def is_followed(node: ir.Node) -> bool:
+    """Has the node a rule here, an exact one or as an unknown function?"""
+    return node.op_type in RULES or node.op_type in EXACT or node.op_type in ELEMENTWISE

@@ -1,0 +1,307 @@
+"""The proof that a region computes a linear attention, and for which lengths.
+
+A region is evaluated at random points: sizes of one run, and random numbers modulo a prime for what enters it
+(evaluation.py). At the first point the operands are searched for (search.py). At the others the same operands have to
+give the same outputs. What is compared are polynomials, divided by others, of the numbers that enter, and of the
+exponentials of decays; where two of them differ, they are equal at a random point with a chance of their degree divided
+by 2^31. `POINTS` points are looked at.
+
+Where the number of tokens is open, lengths.py says which of them are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.linear.arrangement import orders
+from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
+from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
+from fa_compiler.passes.linear.lengths import Lengths, chunk_sizes, right_lengths
+from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
+from fa_compiler.passes.linear.regions import Region
+from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
+from fa_compiler.passes.linear.tensors import FailedError
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+POINTS = 3
+BATCHES = (3, 2, 5)
+"""The sizes of an open batch, by the number of the point."""
+FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
+
+
+@dataclass(frozen=True)
+class LinearMatch:
+    """A region that computes a linear attention."""
+
+    region: Region
+    found: Found
+    sizes: Sizes
+    """At the first point. Batch and tokens may differ in other runs."""
+    outputs: tuple[Operand, ...]
+    """The values that hold the output."""
+    states: tuple[State, ...]
+    """The values that hold the last state."""
+    shapes: dict[ir.Value, tuple[int, ...]]
+    """The shapes of the operands and outputs at the first point."""
+    is_open: Mapping[str, bool]
+    """Do batch (b) and tokens (t) differ from run to run?"""
+    lengths: Lengths = field(default_factory=Lengths)
+    """The numbers of tokens for which the region is right, of those that there are."""
+
+    @property
+    def rule(self) -> str:
+        """The update rule of the operator."""
+        has_decay = self.found.decay is not None
+        if self.found.is_delta:
+            return "gated_delta" if has_decay else "delta"
+        return "gated" if has_decay else "linear"
+
+    @property
+    def decay_width(self) -> int | None:
+        """How many numbers decay the states of a token; None without a decay."""
+        if self.found.decay is None:
+            return None
+        return self.sizes.heads * (self.sizes.key if "d" in self.found.decay.order else 1)
+
+    @property
+    def is_selective_scan(self) -> bool:
+        """Is it the recurrence of Mamba-1: heads of one value, the channels, each with decays of its own?"""
+        return self.sizes.value == 1 and self.found.decay is not None and "d" in self.found.decay.order
+
+
+@dataclass(frozen=True)
+class Prover:
+    """Proves one region."""
+
+    region: Region
+    info: ShapeInfo
+    graph: ir.Graph
+    work: list[int] = field(default_factory=lambda: [0])
+    """What the searches at all points have cost."""
+
+    def prove(self) -> LinearMatch | None:
+        """The linear attention that the region computes; None where it is none."""
+        batch, tokens = self._open_sizes()
+        lengths: Sequence[int] = FIRST_LENGTHS if tokens else (0,)
+        looked_at = set[tuple[tuple[int, ...], ...]]()
+        for length in lengths:
+            try:
+                point = self._point(batch, tokens, length, 0)
+            except FailedError as error:
+                self.trace(length, error)
+                continue
+            shapes = tuple(point.shape(value) for value in (*self._downstream, *self._upstream))
+            if shapes in looked_at:
+                continue
+            looked_at.add(shapes)
+            match = self._at(point)
+            if match is not None:
+                return self._confirmed(match, batch, tokens, length)
+        return None
+
+    def trace(self, *what: object) -> None:
+        """For debugging."""
+
+    @cached_property
+    def _exponents(self) -> set[ir.Value]:
+        return with_exponents(self.region.nodes)
+
+    def _open_sizes(self) -> tuple[list[str], list[str]]:
+        """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
+        first, others = set[str](), set[str]()
+        for value in self.graph.inputs:
+            for axis, dim in enumerate(self.info.shape(value) or ()):
+                (others if axis else first).update(_names(dim))
+        leaves = [value for node in self.region.nodes for value in node.inputs if value is not None]
+        named = {name for value in leaves for dim in self.info.shape(value) or () for name in _names(dim)}
+        batch = first - others
+        if named <= batch:
+            batch = set()
+        return sorted(batch), sorted((named | first | others) - batch)
+
+    def _point(self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int) -> Evaluation:
+        sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
+        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents)
+        point.run(self.region.nodes, [*self._upstream, *self._downstream])
+        return point
+
+    @cached_property
+    def _upstream(self) -> dict[ir.Value, int]:
+        return upstream(self.region, self.info)
+
+    @cached_property
+    def _downstream(self) -> list[ir.Value]:
+        return downstream(self.region)
+
+    def _at(self, point: Evaluation) -> LinearMatch | None:
+        """What is found at one point."""
+        values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
+        results = [value for value in self._downstream if _is_tensor(value, point)]
+        search = Search(point, values, self.work[0])
+        for found, sizes in search.find(results):
+            outcome = _outcome(found, point, sizes)
+            if outcome is None:
+                continue
+            covered = self._covered(found, point, sizes, outcome)
+            if covered is not None:
+                return self._match(found, sizes, point, *covered)
+        self.work[0] = search.work
+        return None
+
+    def _match(
+        self,
+        found: Found,
+        sizes: Sizes,
+        point: Evaluation,
+        outputs: tuple[Operand, ...],
+        states: tuple[State, ...],
+    ) -> LinearMatch:
+        operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
+        shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
+        batch, tokens = self._open_sizes()
+        is_open = {
+            "b": self._differs(found.output.value, batch, tokens),
+            "t": self._differs(found.output.value, tokens, batch),
+        }
+        return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
+
+    def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
+        """Does the number of elements differ with the sizes of these names?"""
+        dims = self.info.shape(value)
+        if dims is None or not names:
+            return bool(names)
+        counts = []
+        for size in (7, 1003):
+            sizes = dict.fromkeys(others, 5) | dict.fromkeys(names, size)
+            counts.append([dim.evaluate(sizes) for dim in dims])
+        return counts[0] != counts[1] or None in counts[0]
+
+    def _covered(
+        self, found: Found, point: Evaluation, sizes: Sizes, outcome: Outcome
+    ) -> tuple[tuple[Operand, ...], tuple[State, ...]] | None:
+        """The values that hold the output and the last state, from which all exits can be computed without the region's
+        products; None where an exit cannot."""
+        goal = scaled(outcome, found)
+        outputs, states = dict[ir.Value, Operand](), dict[ir.Value, State]()
+        pending, seen = [*self.region.exits], set[ir.Value]()
+        while pending:
+            value = pending.pop()
+            if value in seen or not self.region.depth(value):
+                continue
+            seen.add(value)
+            if (output := _as_output(value, point, sizes, goal)) is not None:
+                outputs[value] = output
+                continue
+            if (state := _as_state(value, point, sizes, outcome.state)) is not None:
+                states[value] = state
+                continue
+            node = value.producer()
+            if node is None or not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Concat"):
+                self.trace("not covered", value.name)
+                return None
+            pending.extend(each for each in node.inputs if each is not None)
+        return tuple(outputs.values()), tuple(states.values())
+
+    def _confirmed(
+        self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int
+    ) -> LinearMatch | None:
+        """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
+        if not all(self._holds(match, batch, tokens, length, number) for number in range(1, POINTS)):
+            self.trace("not confirmed")
+            return None
+        if not match.is_open["t"]:
+            return match
+        numbers = count(POINTS)
+        lengths = right_lengths(
+            chunk_sizes(self.region), length, lambda each: self._holds(match, batch, tokens, each, next(numbers))
+        )
+        self.trace("lengths", lengths)
+        return None if lengths is None else replace(match, lengths=lengths)
+
+    def _holds(self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int) -> bool:
+        """Is the match right at another point?"""
+        try:
+            point = self._point(batch, tokens, length, number)
+        except FailedError:
+            return False
+        is_open = bool(batch) and match.sizes.batch == BATCHES[0]
+        own = BATCHES[number % len(BATCHES)] if is_open else match.sizes.batch
+        sizes = _sizes_at(match.found, match.sizes, point, own)
+        outcome = None if sizes is None else _outcome(match.found, point, sizes)
+        return sizes is not None and outcome is not None and _agrees(match, point, sizes, outcome)
+
+
+def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> bool:
+    """Do all outputs and states of a match hold what the recurrence gives?"""
+    goal = scaled(outcome, match.found)
+    for output in match.outputs:
+        array = read(output, point, sizes)
+        if array is None or not (columns(array) == goal).all():
+            return False
+    for state in match.states:
+        array = read_state(state, point, sizes)
+        if array is None or not (columns(array) == outcome.state).all():
+            return False
+    return True
+
+
+def _outcome(found: Found, point: Evaluation, sizes: Sizes) -> Outcome | None:
+    tokens = tokens_of(found, point, sizes)
+    return None if tokens is None else recurrence(tokens)
+
+
+def _is_tensor(value: ir.Value, point: Evaluation) -> bool:
+    try:
+        return point.tensor(value).numbers() is not None
+    except FailedError:
+        return False
+
+
+def _sizes_at(found: Found, first: Sizes, point: Evaluation, batch: int) -> Sizes | None:
+    """The sizes at a point with this batch, where those at the first point are known: the tokens are what is left."""
+    count = int(np.prod(point.tensor(found.output.value).shape, dtype=np.int64))
+    each = batch * first.heads * first.value
+    return replace(first, batch=batch, tokens=count // each) if each and count and count % each == 0 else None
+
+
+def _as_output(value: ir.Value, point: Evaluation, sizes: Sizes, goal: np.ndarray) -> Operand | None:
+    """A value as the output, where it is that."""
+    if not _is_tensor(value, point):
+        return None
+    own = {"b": sizes.batch, "t": sizes.tokens, "h": sizes.heads, "e": sizes.value}
+    for order in orders(point.tensor(value).shape, own):
+        operand = Operand(value, order, sizes.heads)
+        array = read(operand, point, sizes)
+        if array is not None and (columns(array) == goal).all():
+            return operand
+    return None
+
+
+def _as_state(value: ir.Value, point: Evaluation, sizes: Sizes, last: np.ndarray) -> State | None:
+    """A value as the last state, where it is that."""
+    if not _is_tensor(value, point):
+        return None
+    own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
+    for order in orders(point.tensor(value).shape, own):
+        array = read_state(State(value, order), point, sizes)
+        if array is not None and (columns(array) == last).all():
+            return State(value, order)
+    return None
+
+
+def _names(dim: Dim) -> Iterator[str]:
+    """The names of the sizes in a size that differ from run to run."""
+    for atom in dim.atoms:
+        if atom.args:
+            for arg in atom.args:
+                yield from _names(arg)
+        else:
+            yield atom.name

@@ -1,0 +1,240 @@
+"""Parts of a graph that may be attention by a state: products of products of tensors, without a softmax in between.
+
+The depth of a value is the number of products on the way to it: contractions, outer products and running sums, each of
+tensors that are no weights. What is not followed (operators.py), and what an unknown function gives, begins at 0 again.
+
+    depth(product(x, y))      =  1 + max(depth(x), depth(y))
+    depth(Loop), depth(Scan)  =  2 where they carry a tensor of floats
+    depth(algebraic(x, y))    =  max(depth(x), depth(y))
+    depth(other)              =  0
+
+An exit is a value of depth 2 or more that something reads which is not followed, or that the graph gives. All exits
+that need a common value of depth 1 or more are one region. A softmax attention has no exit: its scores and its output
+are of depth 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import onnx_ir as ir
+
+from fa_compiler.passes.ir.nodes import STANDARD, is_op, is_weight, outputs_of, reached, readers_of, values_read
+from fa_compiler.passes.linear.operators import ELEMENTWISE, RULES
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+SUMMING = ("MatMul", "Einsum", "CumSum", "ReduceSum")
+LOOPS = ("Loop", "Scan")
+CONTROL = (*LOOPS, "If", "SequenceEmpty", "SequenceConstruct", "SequenceInsert", "ConcatFromSequence", "Constant")
+DEEP = 2
+MATRIX = 2
+MOST_NODES = 20_000
+"""More nodes than this are no region."""
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of a graph: its nodes in order, its exits, and the depth of each value in it."""
+
+    nodes: Sequence[ir.Node]
+    exits: Sequence[ir.Value]
+    depths: Mapping[ir.Value, int]
+    locals: Sequence[ir.Value]
+    """The values of depth 0 that a node of depth 1 or more reads."""
+
+    @cached_property
+    def members(self) -> frozenset[ir.Node]:
+        """The nodes as a set."""
+        return frozenset(self.nodes)
+
+    def depth(self, value: ir.Value) -> int:
+        """The depth of a value."""
+        return self.depths.get(value, 0)
+
+
+def regions(graph: ir.Graph, info: ShapeInfo) -> Iterator[Region]:
+    """The regions of a graph, those with the first exits first."""
+    order = {node: place for place, node in enumerate(graph)}
+    depths = dict[ir.Value, int]()
+    for node in order:
+        _enter_depths(node, info, depths)
+    exits = [value for value, depth in depths.items() if depth >= DEEP and _is_exit(value, depths)]
+    for needed in _groups(exits, depths):
+        region = _region(needed, order, depths, graph, info)
+        if region is not None:
+            yield region
+
+
+def _region(
+    needed: Sequence[ir.Node],
+    order: Mapping[ir.Node, int],
+    depths: Mapping[ir.Value, int],
+    graph: ir.Graph,
+    info: ShapeInfo,
+) -> Region | None:
+    """The region of exits that need these nodes; None where it is too large."""
+    made = outputs_of(reached(needed, lambda node: _deep_readers(node, depths)))
+    group = [value for value in made if depths.get(value, 0) and _is_exit(value, depths)]
+    nodes = _cone(group, depths, graph, info)
+    if len(nodes) > MOST_NODES:
+        return None
+    ordered = sorted(nodes, key=order.__getitem__)
+    on_the_way = set(needed)
+    deep = [node for node in ordered if node in on_the_way]
+    read = dict.fromkeys(value for node in deep for value in values_read(node) if not depths.get(value, 0))
+    outer = [value for value in read if info.dtype(value) in FLOATS and _is_outer(value, graph)]
+    return Region(ordered, group, depths, outer)
+
+
+def _is_outer(value: ir.Value, graph: ir.Graph) -> bool:
+    """Is this a value of the graph itself, and not of a body in it?"""
+    maker = value.producer()
+    return maker.graph is graph if maker is not None else value.graph in (graph, None) or value.is_initializer()
+
+
+def _enter_depths(node: ir.Node, info: ShapeInfo, depths: dict[ir.Value, int]) -> None:
+    """The depths of what a node gives, but for those of 0."""
+    if node.domain not in STANDARD:
+        return
+    if node.op_type in LOOPS:
+        for output in node.outputs:
+            if info.dtype(output) in (*FLOATS, None):
+                depths[output] = DEEP
+        return
+    if not _is_algebraic(node, info, depths):
+        return
+    depth = max((depths.get(value, 0) for value in node.inputs if value is not None), default=0)
+    if _multiplies(node, info) and not (is_op(node, "Mul") and any(map(_is_fixed, node.inputs))):
+        depth += 1
+    if depth:
+        depths.update((output, depth) for output in node.outputs if info.dtype(output) in (*FLOATS, None))
+
+
+def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
+    """Is the node followed by a rule that is no unknown function? A product with a matrix of weights is a layer."""
+    if node.op_type not in (*RULES, "ConcatFromSequence", "SequenceInsert"):
+        return False
+    if is_op(node, "MatMul", "Einsum"):
+        return not _is_layer(node, info, depths)
+    if is_op(node, "Cast"):
+        given = node.inputs[0]
+        return given is not None and _bits(info.dtype(node.outputs[0])) >= _bits(info.dtype(given))
+    return True
+
+
+def _bits(dtype: ir.DataType | None) -> int:
+    return 0 if dtype not in FLOATS else 32 if dtype == ir.DataType.FLOAT else 16
+
+
+def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
+    """Is a product one with weights? A larger constant beside a product may be a first state."""
+    for value in node.inputs:
+        if _holds_weights(value):
+            is_matrix = len(info.shape(value) or ()) <= MATRIX
+            if is_matrix or not any(depths.get(each, 0) for each in node.inputs if each is not None):
+                return True
+    return False
+
+
+def _holds_weights(value: ir.Value | None) -> bool:
+    """Is a value a tensor of weights, moved or not?"""
+    chain = reached([value], lambda each: _moved_from(each), limit=8)
+    return any(each is not None and is_weight(each) for each in chain)
+
+
+def _is_fixed(value: ir.Value | None) -> bool:
+    """Are the numbers of a value the same in every run, as far as they are looked for?"""
+    chain = list(reached([value], lambda each: _made_from(each), limit=16))
+    ends = [each for each in chain if each is not None and not _made_from(each)]
+    return len(chain) < 16 and bool(ends) and all(map(is_weight, ends))
+
+
+def _made_from(value: ir.Value | None) -> list[ir.Value | None]:
+    node = None if value is None or is_weight(value) else value.producer()
+    if is_op(node, "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Identity", "Expand", "Tile", "Exp", "Neg"):
+        return [node.inputs[0]]
+    return list(node.inputs) if is_op(node, "Mul", "Add", "Sub", "Div") else []
+
+
+def _moved_from(value: ir.Value | None) -> list[ir.Value | None]:
+    node = None if value is None else value.producer()
+    return [node.inputs[0]] if is_op(node, "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Identity") else []
+
+
+def _multiplies(node: ir.Node, info: ShapeInfo) -> bool:
+    """Is a node a sum of products, a running sum, or an outer product, which is larger than both operands?"""
+    if is_op(node, *SUMMING):
+        return info.dtype(node.outputs[0]) in FLOATS
+    if not is_op(node, "Mul"):
+        return False
+    shapes = [info.shape(value) for value in (*node.inputs, *node.outputs)]
+    counts = [None if shape is None else sum(size.const != 1 for size in shape) for shape in shapes]
+    return None not in counts and all(count < counts[2] for count in counts[:2])  # type: ignore[operator]
+
+
+def _is_exit(value: ir.Value, depths: Mapping[ir.Value, int]) -> bool:
+    if value.is_graph_output():
+        return True
+    return any(not _stays_deep(reader, depths) for reader, _ in value.uses())
+
+
+def _stays_deep(node: ir.Node, depths: Mapping[ir.Value, int]) -> bool:
+    """Is a reader followed? One that reads only the shape is none that matters."""
+    return is_op(node, "Shape") or any(depths.get(output, 0) for output in node.outputs)
+
+
+def _groups(exits: Sequence[ir.Value], depths: Mapping[ir.Value, int]) -> list[list[ir.Node]]:
+    """The nodes that give values of depth 1 or more, from which exits are made: those of exits that need a common node
+    together."""
+    group_of = dict[ir.Node, list[ir.Node]]()
+    groups: list[list[ir.Node]] = []
+    for value in exits:
+        own: list[ir.Node] = []
+        groups.append(own)
+        maker = value.producer()
+        for node in list(reached([maker], lambda each: _deep_sources(each, depths))):
+            if node is None or (other := group_of.get(node)) is own:
+                continue
+            if other is None:
+                own.append(node)
+                group_of[node] = own
+                continue
+            groups.remove(other)
+            own.extend(other)
+            group_of.update(dict.fromkeys(other, own))
+    return groups
+
+
+def _deep_sources(node: ir.Node | None, depths: Mapping[ir.Value, int]) -> list[ir.Node | None]:
+    return [] if node is None else [value.producer() for value in values_read(node) if depths.get(value, 0)]
+
+
+def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node]:
+    deep = [value for value in node.outputs if depths.get(value, 0)]
+    return [reader for reader in readers_of(deep) if any(depths.get(output, 0) for output in reader.outputs)]
+
+
+def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo) -> set[ir.Node]:
+    """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions."""
+    nodes = set[ir.Node]()
+    pending = [maker for value in exits if (maker := value.producer()) is not None]
+    while pending and len(nodes) <= MOST_NODES:
+        node = pending.pop()
+        if node in nodes or node.graph is not graph or not _is_evaluated(node, info, depths):
+            continue
+        nodes.add(node)
+        for value in values_read(node):
+            if (maker := value.producer()) is not None and (depths.get(value, 0) or not is_op(node, "Shape")):
+                pending.append(maker)
+    return nodes
+
+
+def _is_evaluated(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
+    if node.domain not in STANDARD:
+        return False
+    if is_op(node, "MatMul", "Einsum") and _is_layer(node, info, depths):
+        return False
+    return node.op_type in RULES or node.op_type in ELEMENTWISE or node.op_type in CONTROL

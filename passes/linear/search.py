@@ -1,0 +1,405 @@
+"""The search for the operands of a linear attention at one random point: all that fit are tried, on the first token
+first, and then on all of them. What it finds is a proof at this point; proof.py repeats it at others.
+
+Grammar of what is found, each value in any arrangement; the code cites the numbers of the cases:
+
+    operands :=
+      1     query, key         with as many heads as the value, or a divisor of them
+      2   | value
+      3   | state              or none, where the first state is 0
+      4   | decay              its logarithm or its power, one for each head or for each key dimension, or none
+      5   | factor             beta, or a factor of the value where nothing is corrected, or none
+    scale :=
+      6     a single number of the graph, one divided by it, or a product of two
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
+from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read
+from fa_compiler.passes.linear.evaluation import Evaluation
+from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
+from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
+
+MOST_WORK = 8_000_000
+"""So many numbers are computed in one search. Regions of real models need up to a tenth of them."""
+FIRST_SHARE = 500_000
+EACH = 2_000
+"""What a trial costs beside the numbers."""
+TOKEN = 200
+"""What a token of a recurrence costs."""
+CUTS = 3
+KEY_SIZES = 4
+STATE_ORDERS = "bhkv"
+
+
+@dataclass(frozen=True)
+class State:
+    """A value as a state. `order` names its axes: k are the dimensions of a key, v those of a value."""
+
+    value: ir.Value
+    order: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """The operands of a linear attention."""
+
+    query: Operand
+    key: Operand
+    value: Operand
+    state: State | None
+    decay: Operand | None
+    factor: Operand | None
+    is_delta: bool
+    scale: float
+    residue: int
+    """The scale modulo the prime."""
+    output: Operand
+    """The value that is replaced by the output."""
+
+
+def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
+    """The numbers of the operands; None where one does not fit the sizes."""
+    query, key, value = (_repeated(read(each, point, sizes), sizes) for each in (found.query, found.key, found.value))
+    state = None if found.state is None else read_state(found.state, point, sizes)
+    decay, factor = (
+        None if each is None else _along(read(each, point, sizes), sizes) for each in (found.decay, found.factor)
+    )
+    given = (found.state is not None, found.decay is not None, found.factor is not None)
+    if query is None or key is None or value is None:
+        return None
+    if any(wanted and each is None for wanted, each in zip(given, (state, decay, factor), strict=True)):
+        return None
+    if decay is not None and decay.ndim == 3:
+        decay = decay[..., None]
+    return Tokens(query, key, value, state, decay, factor, found.is_delta)
+
+
+def read_state(state: State, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
+    """The numbers of a state, [B,H,Dk,Dv]."""
+    numbers = point.tensor(state.value).numbers()
+    own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
+    if numbers is None or not has_order(numbers.shape, state.order, own):
+        return None
+    return arranged(numbers, state.order, own)
+
+
+def _repeated(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
+    """The heads repeated to those of the value, consecutive ones from one."""
+    return (
+        array if array is None or array.shape[2] == sizes.heads else np.repeat(array, sizes.heads // array.shape[2], 2)
+    )
+
+
+def _along(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
+    """The same along batch and tokens, where it lacks them."""
+    if array is None:
+        return None
+    return np.broadcast_to(array, (sizes.batch, sizes.tokens, sizes.heads, *array.shape[3:]))
+
+
+@dataclass
+class Search:
+    """The search at one point. `values` may be operands, each with the number of products between it and the region:
+    queries and keys enter it as they are, values after at most one product."""
+
+    point: Evaluation
+    values: Mapping[ir.Value, int]
+    work: int = 0
+    limit: int = 0
+
+    def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
+        """All that fits one of these outputs."""
+        trials = dict.fromkeys(
+            (hypothesis, replace(sizes, key=key_size))
+            for output in outputs
+            for hypothesis, sizes in self._hypotheses(output)
+            for key_size in self._key_sizes(sizes)
+        )
+        for share in (FIRST_SHARE, MOST_WORK):  # a little of each first, because most are wrong
+            for hypothesis, sizes in trials:
+                if self.work > MOST_WORK:
+                    return
+                self.limit = min(MOST_WORK, self.work + share)
+                yield from ((found, sizes) for found in self._of(hypothesis, sizes))
+
+    def _hypotheses(self, output: ir.Value) -> Iterator[tuple[Operand, Sizes]]:
+        """What the dimensions of an output can be."""
+        tensor = self.point.tensor(output)
+        if tensor.numbers() is None or tensor.exact is not None:
+            return
+        shape = tensor.shape
+        for names in _NAMES.get(len(shape), ()):
+            sizes = {"b": 1, "t": 1, "h": 1, "e": 1}
+            for letter, size in zip(names, shape, strict=True):
+                sizes[letter] *= size
+            wanted, possible = "".join(dict.fromkeys(names)), orders(shape, sizes)
+            for order in [wanted] if wanted in possible else possible[:1]:
+                batch, tokens, heads, value = sizes.values()
+                yield Operand(output, order, heads), Sizes(batch, tokens, heads, value, value)
+
+    def _key_sizes(self, sizes: Sizes) -> list[int]:
+        lasts = [
+            tensor.shape[-1]
+            for value, steps in self.values.items()
+            if not steps and len((tensor := self.point.tensor(value)).shape) > 2
+        ]
+        return list(dict.fromkeys([sizes.value, *(size for size in lasts if size > 1)]))[:KEY_SIZES]
+
+    def _operands(self, sizes: Sizes, letters: str, heads: Sequence[int]) -> list[tuple[Operand, np.ndarray]]:
+        """The values with these axes, each content once, by the value that stands first in the graph. Those that stand
+        first come first."""
+        found = dict[bytes, tuple[Operand, np.ndarray]]()
+        furthest = 0 if letters == "bthd" else 1
+        near = [value for value, steps in self.values.items() if steps <= furthest]
+        for value, count in product(near, heads):
+            tensor = self.point.tensor(value)
+            if tensor.numbers() is None or tensor.exact is not None:
+                continue
+            wide = {"d": sizes.key, "e": sizes.value}[letters[-1]]
+            own = {"b": sizes.batch, "t": sizes.tokens, "h": count, letters[-1]: wide}
+            for order in orders(tensor.shape, own):
+                operand = Operand(value, order, count)
+                array = read(operand, self.point, sizes)
+                if array is not None:
+                    array = _repeated(array, sizes)
+                    assert array is not None
+                    found[array.tobytes()] = (operand, array)
+        return list(found.values())[::-1]
+
+    def _narrow(self, sizes: Sizes, logarithmic: bool) -> list[tuple[Operand, np.ndarray]]:
+        """The values with one number for each token and head; as decays also with one for each key
+        dimension."""
+        found = dict[bytes, tuple[Operand, np.ndarray]]()
+        for value in self.values:
+            if logarithmic and value not in self.point.exponents:
+                continue
+            for operand in self._narrow_forms(value, sizes, logarithmic):
+                array = _along(read(operand, self.point, sizes), sizes)
+                if array is not None and not (array == 1).all():
+                    found[array.tobytes()] = (operand, array)
+        return list(found.values())
+
+    def _narrow_forms(self, value: ir.Value, sizes: Sizes, logarithmic: bool) -> Iterator[Operand]:
+        tensor = self.point.tensor(value)
+        shape, numbers = tensor.shape, tensor.numbers()
+        if numbers is None or (tensor.exact is not None and (logarithmic or not _may_decay(tensor.exact))):
+            return
+        along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
+        for count in range(min(CUTS, len(shape))):
+            if count and (shape[-count] == 1 or cut(numbers, count) is None):
+                break
+            for batch, tokens in along:
+                plain = Operand(value, "", sizes.heads, count, batch, tokens, logarithmic)
+                yield from _in_orders(plain, shape[: len(shape) - count], sizes)
+
+    def _states(self, sizes: Sizes) -> list[tuple[State | None, np.ndarray | None]]:
+        """The values that can be the first state."""
+        own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
+        found = dict[bytes, tuple[State | None, np.ndarray | None]]()
+        for value in self.values:
+            tensor = self.point.tensor(value)
+            if tensor.numbers() is None or tensor.exact is not None:
+                continue
+            for order in orders(tensor.shape, own):
+                state = State(value, order)
+                array = read_state(state, self.point, sizes)
+                assert array is not None
+                found[array.tobytes()] = (state, array)
+        return [*[*found.values()][::-1], (None, None)]
+
+    def _of(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
+        """What fits an output of these sizes."""
+        self.work += sum(math.prod(self.point.tensor(value).shape) for value in self.values) // 10 + EACH * len(
+            self.values
+        )
+        choices = self._choices(output, sizes)
+        if choices is None:
+            return
+        firsts = choices.firsts
+        self.work += firsts.size
+        without_state = firsts.fitting(None)
+        for (state, first), (decay, power) in product(self._states(sizes), choices.decays):  # 3 and 4: or none
+            if first is None and decay is not None and sizes.tokens == 1:
+                continue
+            fits = without_state
+            if first is not None:
+                self.work += firsts.size
+                fits = firsts.fitting(_few(_decayed(columns(first), power)))
+            if self.work > self.limit:
+                return
+            for found in choices.found(fits, self.scales, output):
+                self.work += sizes.tokens * TOKEN
+                whole = replace(found, state=state, decay=decay)
+                if self._checked(whole, choices.goal, sizes):
+                    yield whole
+
+    def _choices(self, output: Operand, sizes: Sizes) -> _Choices | None:
+        """What the operands of an output of these sizes can be; None where some have no choice."""
+        wanted = read(output, self.point, sizes)
+        heads = [count for count in range(1, sizes.heads + 1) if sizes.heads % count == 0]
+        keys = self._operands(sizes, "bthd", heads)  # 1: queries, too
+        values = self._operands(sizes, "bthe", [sizes.heads])  # 2: of all heads
+        if wanted is None or len(keys) < 2 or not values:
+            return None
+        goal = columns(wanted)
+        direct = self._narrow(sizes, False)
+        factors: list[tuple[Operand | None, np.ndarray]] = [(None, np.ones_like(goal))]  # 5: none
+        factors += [(each, array) for each, array in direct if array.ndim == 3 and each.has_tokens and each.has_batch]
+        return _Choices(goal, keys, values, factors, [*self._narrow(sizes, True), *direct, (None, None)])
+
+    @cached_property
+    def scales(self) -> dict[int, float]:
+        """The numbers that can be the scale, by what they are modulo the prime."""
+        numbers = sorted(self.point.scalars)
+        residues = {number: of_number(number) for number in numbers}
+        found = {1: 1.0}  # 6: the scale
+        for number, residue in residues.items():
+            found.setdefault(residue, number)
+        for number, residue in residues.items():
+            found.setdefault(pow(residue, -1, PRIME), 1.0 / number)
+        for one, other in product(numbers, numbers):
+            if one <= other:
+                found.setdefault(residues[one] * residues[other] % PRIME, one * other)
+        return found
+
+    def _checked(self, found: Found, goal: np.ndarray, sizes: Sizes) -> bool:
+        tokens = tokens_of(found, self.point, sizes)
+        return tokens is not None and bool((scaled(recurrence(tokens), found) == goal).all())
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """What fits the first token, by the places of the operands."""
+
+    is_delta: bool
+    query: int
+    key: int
+    factor: int
+    value: int
+    ratio: int
+    """The scale."""
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """The values that can be each operand, with their numbers, and a random sum of the columns of the output."""
+
+    goal: np.ndarray
+    keys: Sequence[tuple[Operand, np.ndarray]]
+    values: Sequence[tuple[Operand, np.ndarray]]
+    factors: Sequence[tuple[Operand | None, np.ndarray]]
+    decays: Sequence[tuple[Operand | None, np.ndarray | None]]
+
+    @property
+    def firsts(self) -> _Firsts:
+        """The first token of a few heads."""
+        return _Firsts(
+            _few(self.goal[:, 0]),
+            np.stack([_few(array[:, 0]) for _, array in self.keys]),
+            np.stack([_few(columns(array[:, 0])) for _, array in self.values]),
+            np.stack([_few(array[:, 0]) for _, array in self.factors]),
+        )
+
+    def found(self, fits: Sequence[_Fit], scales: Mapping[int, float], output: Operand) -> Iterator[Found]:
+        """The operands of what fits the first token, where the scale is a number of the graph."""
+        for fit in fits:
+            if (scale := scales.get(fit.ratio)) is None:
+                continue
+            query, key, value = self.keys[fit.query][0], self.keys[fit.key][0], self.values[fit.value][0]
+            factor = self.factors[fit.factor][0]
+            yield Found(query, key, value, None, None, factor, fit.is_delta, scale, fit.ratio, output)
+
+
+@dataclass(frozen=True)
+class _Firsts:
+    """The first token of a few heads: the output [B], and the keys and queries [l,B,D], values [n,B] and factors [m,B]
+    that it may be made of."""
+
+    goal: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    factors: np.ndarray
+
+    @property
+    def size(self) -> int:
+        """The numbers that a trial computes, and its cost beside them."""
+        return EACH + len(self.keys) ** 2 * len(self.values) * len(self.factors) * self.goal.size
+
+    def fitting(self, start: np.ndarray | None) -> list[_Fit]:
+        """What makes the output one number times what the recurrence gives, [query, key, factor, value, B]."""
+        attended = dot(self.keys[:, None], self.keys[None])[:, :, None, None]
+        factors, goal = self.factors[None, None, :, None], self.goal
+        fits: list[_Fit] = []
+        for is_delta in (False, True):
+            written = self.values[None, None, None]
+            if start is not None and is_delta:
+                written = reduced(written - dot(self.keys, start)[None, :, None, None])
+            elif is_delta:
+                continue  # without a state the first token is the same
+            got = times(times(factors, written), attended)
+            if start is not None:
+                got = reduced(got + dot(self.keys, start)[:, None, None, None])
+            same = (times(got, goal[:1]) == times(got[..., :1], goal)).all(axis=-1) & (got[..., 0] != 0)
+            for query, key, factor, value in np.argwhere(same):
+                ratio = int(goal[0]) * pow(int(got[query, key, factor, value, 0]), -1, PRIME) % PRIME
+                if query != key and ratio:
+                    fits.append(_Fit(is_delta, int(query), int(key), int(factor), int(value), ratio))
+        if start is None:
+            fits += [replace(fit, is_delta=True) for fit in fits]
+        return sorted(fits, key=lambda fit: fit.factor)
+
+
+def scaled(outcome: Outcome, found: Found) -> np.ndarray:
+    """The output times the scale."""
+    return times(outcome.output, np.int64(found.residue))
+
+
+def _in_orders(operand: Operand, shape: Sequence[int], sizes: Sizes) -> Iterator[Operand]:
+    """An operand of one number for each head, or also for each key dimension, in the orders that its shape allows."""
+    own = {
+        "b": sizes.batch if operand.has_batch else 1,
+        "t": sizes.tokens if operand.has_tokens else 1,
+        "h": sizes.heads,
+    }
+    found = orders(shape, own)
+    if sizes.key > 1 and operand.cut == 0:
+        found += orders(shape, own | {"d": sizes.key})
+    yield from (replace(operand, order=order) for order in found)
+
+
+def _may_decay(array: np.ndarray) -> bool:
+    """Can numbers that are the same in every run be decays?"""
+    return array.size > 1 and bool((array > 0).all() and (array <= 1).all())
+
+
+def _few(array: np.ndarray) -> np.ndarray:
+    """A few heads of an array [B,H,...], in one dimension: the first two and the last."""
+    flat = array.reshape(-1, *array.shape[2:])
+    return flat[sorted({0, min(1, len(flat) - 1), len(flat) - 1})]
+
+
+def _decayed(state: np.ndarray, power: np.ndarray | None) -> np.ndarray:
+    """The first state after the decay of the first token."""
+    if power is None:
+        return state
+    first = power[:, 0]
+    return times(state, first if first.ndim == state.ndim else first[..., None])
+
+
+_NAMES = {
+    3: ("bhe", "the", "hte", "bte"),
+    4: ("bthe", "bhte", "tbhe"),
+    5: ("bhtte", "btthe"),
+}
+"""What the dimensions of an output of this rank can be."""

@@ -1,0 +1,130 @@
+"""Linear attention as exporters write it: loops, unrolled loops and chunks become FlashLinearAttention, and give the
+same numbers at every length that the file takes. Near misses are left.
+
+The graphs are exports of torch 2.13 and files made by onnx.helper, without weights.
+"""
+
+from __future__ import annotations
+
+import lzma
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes import Report
+from tests.passes.running import Array, assert_same, fused, run
+
+GRAPHS = Path(__file__).parent / "graphs"
+TOLERANCE = 2e-5
+"""float32 sums over up to 100 tokens, in another order, of decaying terms."""
+GATED_DELTA, GATED = "rule: gated_delta, a decay for each", "rule: gated, a decay for each"
+RULES = {
+    "hand__loop_delta_matmul_vk_axis2_scatter": "rule: delta",
+    "hand__loop_gated_delta_key_mulsum_vk_axis2_scatter": f"{GATED_DELTA} key dimension",
+    "hand__loop_gated_delta_head_merged_rank3": f"{GATED_DELTA} head",
+    "hand__loop_linear_mulsum_axis1_scatter": "rule: linear",
+    "hand__scan_gated_delta_head_mulsum_axis2_s0False": f"{GATED_DELTA} head",
+    "hand__scan_gated_delta_key_matmul_axis2": f"{GATED_DELTA} key dimension",
+    "hand__scan_gated_head_matmul_axis0": f"{GATED} head",
+    "hand__scan_linear_merged_rank3": "rule: linear",
+    "script__gd_mul_index_put": f"{GATED_DELTA} head",
+    "script__kda_mul_stack": f"{GATED_DELTA} key dimension",
+    "hand__unrolled5_gated_delta_head_mulsum_vk": f"{GATED_DELTA} head",
+    "minimax__rule_loop5_dynamo": f"{GATED} head",
+    "mamba2__rule_step_torchscript": f"{GATED} head",
+    "qwen3_next__rule_step_dynamo": f"{GATED_DELTA} head",
+    "qwen3_next__rule_chunk16_dyn_dynamo": f"{GATED_DELTA} head",
+    "mamba2__rule_chunk_dyn100_nostate_dynamo": f"{GATED} head",
+    "mamba2__rule_chunk_dyn128_dynamo": f"{GATED} head",
+}
+LENGTHS = {
+    "qwen3_next__rule_chunk16_dyn_dynamo": (33, 40, 48),
+    "mamba2__rule_chunk_dyn100_nostate_dynamo": (1, 64, 70, 129),
+    "mamba2__rule_chunk_dyn128_dynamo": (1, 65, 128),
+}
+"""The lengths that are compared, where the usual ones are others."""
+NEAR = sorted(path.name.removesuffix(".onnx.xz") for path in GRAPHS.glob("nearmiss__*"))
+
+
+def load(name: str) -> onnx.ModelProto:
+    return onnx.load_model_from_string(lzma.decompress((GRAPHS / f"{name}.onnx.xz").read_bytes()))
+
+
+def feeds_of(model: onnx.ModelProto, tokens: int) -> dict[str, Array]:
+    """Inputs of a length: small keys, gates below 0, beta between 0 and 1."""
+    rng = np.random.default_rng(tokens)
+    feeds: dict[str, Array] = {}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        numbers = rng.standard_normal([tokens if dim.dim_param else dim.dim_value for dim in dims])
+        if value.name == "g":
+            numbers = -np.abs(numbers) / 4
+        elif value.name == "beta":
+            numbers = 1 / (1 + np.exp(numbers))
+        if value.type.tensor_type.elem_type == onnx.TensorProto.BOOL:
+            feeds[value.name] = numbers > 0
+            continue
+        feeds[value.name] = (numbers if value.name in ("g", "beta") else numbers / 3).astype(np.float32)
+    return feeds
+
+
+def compared(name: str, lengths: tuple[int, ...]) -> Report:
+    """The report of a model that was compared at these lengths."""
+    model = load(name)
+    result, report = fused(model)
+    for length in lengths:
+        feeds = feeds_of(model, length)
+        for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+            assert_same(got, wanted, TOLERANCE)
+    return report
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_spelling(name: str) -> None:
+    report = compared(name, LENGTHS.get(name, (1, 2, 9)))
+    assert [block.rule for block in report.blocks if block.status == "fused"] == [RULES[name]]
+
+
+@pytest.mark.parametrize("name", NEAR)
+def test_a_near_miss(name: str) -> None:
+    report = compared(name, (7, 12))
+    assert not report.count("fused")
+
+
+def test_there_are_near_misses() -> None:
+    assert len(NEAR) == 29
+
+
+@pytest.mark.parametrize("length", [1, 32, 49, 64, 80])
+def test_other_lengths_are_refused(length: int) -> None:
+    """The file fails for fewer than 33 tokens, and gives wrong numbers for more than 48."""
+    model = load("qwen3_next__rule_chunk16_dyn_dynamo")
+    result, report = fused(model)
+    assert any("33 to 48; other numbers are refused" in note for note in report.notes)
+    with pytest.raises(Exception, match="out of bounds|out of data bounds|Reshape"):
+        run(result, feeds_of(model, length))
+
+
+@pytest.mark.parametrize("length", [1, 32, 49, 80])
+def test_any_length_makes_the_file_right(length: int) -> None:
+    """The first tokens of a longer sequence do not depend on those after them: they are those of the file at 48."""
+    model = load("qwen3_next__rule_chunk16_dyn_dynamo")
+    result, report = fused(model, assume=["any-length"])
+    (block,) = report.blocks
+    assert block.assumed == ("any-length",)
+    longest = feeds_of(model, 80)
+    cut = {name: array if name == "s0" else array[:, :length] for name, array in longest.items()}
+    known = {name: array if name == "s0" else array[:, :48] for name, array in longest.items()}
+    wanted, got = run(model, known)[0], run(result, cut)[0]
+    shared = min(length, 48)
+    assert got.shape[1] == length
+    assert_same(got[:, :shared], wanted[:, :shared], TOLERANCE)
+
+
+def test_the_selective_scan_is_named() -> None:
+    _, report = fused(load("mamba__rule_step_dynamo"))
+    (block,) = report.blocks
+    assert block.status == "linear_attention"
+    assert block.reason is not None and "Mamba-1" in block.reason
