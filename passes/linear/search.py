@@ -30,8 +30,9 @@ from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 
-MOST_WORK = 8_000_000
-"""So many numbers are computed in one search. Regions of real models need up to a tenth of them."""
+MOST_WORK = 20_000_000
+"""So many numbers are computed in one search: about two seconds, where nothing fits. Files in which the tokens are as
+many as the heads or as the dimensions of a head need most of them."""
 FIRST_SHARE = 500_000
 EACH = 2_000
 """What a trial costs beside the numbers."""
