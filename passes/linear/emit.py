@@ -65,29 +65,33 @@ class Emitter:
         return node, pairs
 
     def _guarded(self, query: ir.Value) -> ir.Value:
-        """The query, which fails to be reshaped where the file is not right, as the file fails there or gives other
-        numbers. A longer one lies beyond the table."""
-        lengths, width = self.match.lengths, self.match.found.query.heads * self.match.sizes.key
+        """The query times 1, where the file is right. At other lengths the file fails or gives other numbers, and here
+        the 1 is looked up at a place that its table does not have, which is an error.
+
+        ONNX Runtime's optimisations leave out a Reshape that would fail (1.32), but no lookup by a computed index.
+        """
+        lengths = self.match.lengths
         if lengths.are_all or self.is_any_length:
             return query
         tokens = self.builder.dimension(query, 1)
         if lengths.step > 1:
-            rest = self.builder.op("Mod", [tokens, self.builder.ints([lengths.step])], ir.DataType.INT64)
-            return self._of_width(query, self.builder.op("Add", [rest, self.builder.ints([width])], ir.DataType.INT64))
-        ranges = lengths.ranges
+            place = self.builder.op("Mod", [tokens, self.builder.ints([lengths.step])], ir.DataType.INT64)
+        else:
+            place = self.builder.op("Gather", [self._places(), tokens], ir.DataType.INT64, {"axis": 0})
+        ones = self.builder.constant(np.ones(1, np.float32), "one")
+        one = self.builder.cast(self.builder.op("Gather", [ones, place], ir.DataType.FLOAT, {"axis": 0}), self._dtype)
+        return self.builder.op("Mul", [query, one], self._dtype)
+
+    def _places(self) -> ir.Value:
+        """By the number of tokens, 0 where it is right and 1 where it is not. A larger number lies behind the end."""
+        ranges = self.match.lengths.ranges
         last = max(end or MOST_TOKENS for _, end in ranges)
         if last > MOST_TOKENS or any(end is None for _, end in ranges):
             raise Decline(Code.LINEAR, "the numbers of tokens for which the file is right cannot be told apart")
-        table = np.full(last + 1, width + 1, dtype=np.int64)
+        table = np.ones(last + 1, dtype=np.int64)
         for first, end in ranges:
-            table[first : (end or 0) + 1] = width
-        legal = self.builder.constant(table, "widths")
-        return self._of_width(query, self.builder.op("Gather", [legal, tokens], ir.DataType.INT64, {"axis": 0}))
-
-    def _of_width(self, query: ir.Value, width: ir.Value) -> ir.Value:
-        """The query, where it has this width; a Reshape that fails where it has not."""
-        shape = self.builder.joined([self.builder.ints([0, 0]), width], ir.DataType.INT64, 0)
-        return self.builder.op("Reshape", [query, shape], self._dtype)
+            table[first : (end or 0) + 1] = 0
+        return self.builder.constant(table, "places")
 
     @property
     def _dtype(self) -> ir.DataType:
