@@ -127,8 +127,19 @@ class Emitter:
         """A value whose dimensions have their `own` axes, with the `wanted` ones."""
         if list(own) == list(wanted):
             return value
+        self._check_fixed(value, own)
         target = self._target(wanted, sizes, value, own)
         return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
+
+    def _check_fixed(self, value: ir.Value, own: Sequence[str]) -> None:
+        """Decline a size that is written out as a number and is not known to be the same in every run. One without axes
+        is 1, or 0 in a run without tokens."""
+        for size, letters in zip(self.builder.info.shape(value) or (), own, strict=False):
+            is_unit = not letters and size.upper is not None and size.upper <= 1
+            is_open = any(self.match.is_open.get(letter, False) for letter in letters)
+            if size.const is None and not is_unit and not is_open:
+                reason = f"the size {size} of {value.name!r} is not known to be the same in every run"
+                raise Decline(Code.SHAPE, reason, value.producer())
 
     def _moved(self, operand: Operand, wanted: Sequence[str]) -> ir.Value:
         """An operand with the wanted axes merged in each dimension, in the type of all tokens."""
