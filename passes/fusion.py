@@ -254,7 +254,8 @@ class _Run:
         """Fuse the linear attentions of plain operators. Returns their nodes and blocks."""
         if self.opset > NEWEST_OPSET or self.refusal is not None:
             return {}
-        fused = fuse_linear(graph, self.facts, self.names)
+        softmaxes = {node for anchor in anchors(graph, self.facts.info) for node in anchor.nodes}
+        fused = fuse_linear(graph, self.facts, self.names, softmaxes)
         self.made.extend(each.node for each in fused if each.block.status == "fused")
         self.notes.extend(each.note for each in fused if each.note is not None)
         self.named.update(node for each in fused for node in each.members)

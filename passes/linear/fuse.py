@@ -3,6 +3,7 @@ matching/linear_attention.py to name."""
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -32,11 +33,13 @@ class FusedLinear:
     """The nodes of one that is left, which need no other name."""
 
 
-def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
-    """Replace the linear attentions of a graph, its subgraphs not included."""
+def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, softmaxes: AbstractSet[ir.Node]) -> list[FusedLinear]:
+    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds nodes of `softmaxes` is
+    none."""
     if facts.options.target != "ort" or not graph.outputs:
         return []
-    matches = [match for region in regions(graph, facts.info) if (match := Prover(region, facts.info, graph).prove())]
+    found = [region for region in regions(graph, facts.info) if not softmaxes & set(region.nodes)]
+    matches = [match for region in found if (match := Prover(region, facts.info, graph).prove())]
     return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
 
 
