@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Code, Report
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, fused, parse
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, run
 
 WEIGHTS = {"w": (16, 48), "w8": (16, 8), "o": (16, 16), "c": (48, 16, 1), "rot": (16, 9)}
 CONSTANTS = (
@@ -75,9 +75,25 @@ def report(body: str, more: str = "", outputs: str = "") -> Report:
     return found
 
 
-@pytest.mark.parametrize("body", FOUND.values(), ids=FOUND)
-def test_attention_without_a_softmax_is_named(body: str) -> None:
-    found = report(body)
+PROVEN = ("weights with zeros", "a running sum")
+"""Those that passes/linear proves and fuses."""
+
+
+@pytest.mark.parametrize("name", PROVEN)
+@pytest.mark.parametrize("tokens", [1, 5, 33])
+def test_what_is_proven_is_fused(name: str, tokens: int) -> None:
+    proto = model(FOUND[name])
+    result, found = fused(proto)
+    (block,) = found.blocks
+    assert (block.status, block.op, block.rule) == ("fused", "FlashLinearAttention", "rule: linear")
+    feeds = {"x": np.random.default_rng(tokens).standard_normal((2, tokens, 16)).astype(np.float32)}
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)
+
+
+@pytest.mark.parametrize("name", sorted(FOUND.keys() - PROVEN))
+def test_attention_without_a_softmax_is_named(name: str) -> None:
+    found = report(FOUND[name])
     (block,) = found.blocks
     assert (block.status, block.kind, block.code) == ("linear_attention", "no_softmax", Code.LINEAR)
     assert block.hint is not None and "LinearAttention" in block.hint
@@ -112,7 +128,7 @@ def test_a_scan_over_tokens() -> None:
     )
     inputs = "float[2,8,8] s, float[T,2,1,8] qs, float[T,2,8,1] ks, float[T,2,1,8] vs"
     (block,) = fused(parse(body, inputs=inputs, outputs="float[T,2,1,8] y"))[1].blocks
-    assert (block.status, block.culprit) == ("linear_attention", "s1")
+    assert (block.status, block.op, block.rule) == ("fused", "FlashLinearAttention", "rule: linear")
 
 
 def test_operators_of_it_are_named() -> None:
