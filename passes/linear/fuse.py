@@ -17,7 +17,7 @@ from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
 from fa_compiler.passes.linear.proof import LinearMatch, Prover
-from fa_compiler.passes.linear.regions import regions
+from fa_compiler.passes.linear.regions import Region, regions
 from fa_compiler.passes.values.facts import Facts
 
 
@@ -34,13 +34,18 @@ class FusedLinear:
 
 
 def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, softmaxes: AbstractSet[ir.Node]) -> list[FusedLinear]:
-    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds nodes of `softmaxes` is
-    none."""
+    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds nodes of `softmaxes`, or
+    reads what they give, is an attention with a softmax or its gradient."""
     if facts.options.target != "ort" or not graph.outputs:
         return []
-    found = [region for region in regions(graph, facts.info) if not softmaxes & set(region.nodes)]
+    found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
     matches = [match for region in found if (match := Prover(region, facts.info, graph).prove())]
     return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+
+
+def _has_softmax(region: Region, softmaxes: AbstractSet[ir.Node]) -> bool:
+    makers = {value.producer() for node in region.nodes for value in node.inputs if value is not None}
+    return not softmaxes.isdisjoint(region.nodes) or not softmaxes.isdisjoint(makers)
 
 
 def _selective_scan(match: LinearMatch) -> Block:
