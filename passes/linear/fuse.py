@@ -34,8 +34,8 @@ class FusedLinear:
 
 
 def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, softmaxes: AbstractSet[ir.Node]) -> list[FusedLinear]:
-    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds nodes of `softmaxes`, or
-    reads what they give, is an attention with a softmax or its gradient."""
+    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds nodes of `softmaxes`,
+    or reads what they give, is an attention with a softmax or its gradient."""
     if facts.options.target != "ort" or not graph.outputs:
         return []
     found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
