@@ -14,11 +14,14 @@ from fa_compiler.passes.answer.report import Block, Code
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
 from fa_compiler.passes.linear.proof import LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region, regions
 from fa_compiler.passes.values.facts import Facts
+
+FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -36,11 +39,21 @@ class FusedLinear:
 def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, softmaxes: AbstractSet[ir.Node]) -> list[FusedLinear]:
     """Replace the linear attentions of a graph, its subgraphs not included. A region that holds nodes of `softmaxes`,
     or reads what they give, is an attention with a softmax or its gradient."""
-    if facts.options.target != "ort" or not graph.outputs:
+    if facts.options.target != "ort" or not graph.outputs or not _may_hold_states(graph, facts):
         return []
     found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
     matches = [match for region in found if (match := Prover(region, facts.info, graph).prove())]
     return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+
+
+def _may_hold_states(graph: ir.Graph, facts: Facts) -> bool:
+    """Whether a graph is worth the search: it has a loop, the running sums of a chunk's decays, or an input with the
+    shape of an output, which may be a state. Most graphs have none of these."""
+    if any(is_op(node, "Scan", "Loop", "CumSum") for node in graph):
+        return True
+    shapes = [facts.info.shape(value) for value in graph.outputs if facts.info.dtype(value) in FLOATS]
+    inputs = [value for value in graph.inputs if facts.info.dtype(value) in FLOATS]
+    return any((shape := facts.info.shape(value)) and len(shape) > 2 and shape in shapes for value in inputs)
 
 
 def _has_softmax(region: Region, softmaxes: AbstractSet[ir.Node]) -> bool:
