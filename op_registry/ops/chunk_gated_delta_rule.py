@@ -45,7 +45,7 @@ WITH_FLOAT_STATE = (
         "opdef_2026_07",
         source="mirror-cann/ops-transformer 3a280bcc3 (2026-07-21) "
         "attention/chunk_gated_delta_rule/op_host/chunk_gated_delta_rule_def.cpp; "
-        "op_host/chunk_gated_delta_rule_tiling.cpp; docs/aclnnChunkGatedDeltaRule.md",
+        "op_host/chunk_gated_delta_rule_tiling.cpp; aclnnChunkGatedDeltaRule.md",
         note="950, and FLOAT states there",
     )
     .INPUT("initial_state", "DT_BF16, DT_FLOAT")

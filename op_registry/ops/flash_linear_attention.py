@@ -29,7 +29,7 @@ OURS = (
     REG_OP(
         "FlashLinearAttention",
         "fa_compiler_1",
-        source="onnx/onnx f75469120 docs/Operators.md LinearAttention-27; "
+        source="onnx/onnx f75469120, the definition of LinearAttention 27; "
         "the schema of com.microsoft LinearAttention in onnxruntime 1.32.0",
     )
     .INPUT("query", FLOATS)

@@ -34,7 +34,7 @@ OPDEF = (
         source="mirror-cann/ops-transformer v9.1.0.pre 121f37def (2026-07-09) "
         "attention/fused_causal_conv1d/op_graph/fused_causal_conv1d_proto.h; op_host/fused_causal_conv1d_def.cpp; "
         "op_host/fused_causal_conv1d_cut_bh_tiling_arch35.cpp; op_host/fused_causal_conv1d_cut_bsh_tiling_arch35.cpp; "
-        "docs/aclnnFusedCausalConv1d.md",
+        "aclnnFusedCausalConv1d.md",
         cann="9.1.0",
     )
     .INPUT("x", HALFS)

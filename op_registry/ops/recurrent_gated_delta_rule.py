@@ -67,7 +67,7 @@ WITH_FLOAT_STATE = (
     ON_950.then(
         "opdef_2026_07",
         source=f"mirror-cann/ops-transformer 3a280bcc3 (2026-07-21) {_DEFINITION}; {_TILING}; "
-        "docs/aclnnRecurrentGatedDeltaRule.md; tests/pytest/recurrent_gated_delta_rule_golden.py",
+        "aclnnRecurrentGatedDeltaRule.md; tests/pytest/recurrent_gated_delta_rule_golden.py",
         note="FLOAT states",
     )
     .INPUT("state", "DT_BF16, DT_FLOAT")

@@ -24,7 +24,7 @@ OURS = (
     REG_OP(
         "ShortConvolution",
         "fa_compiler_1",
-        source="onnx/onnx f75469120 docs/Operators.md CausalConvWithState-27; "
+        source="onnx/onnx f75469120, the definition of CausalConvWithState 27; "
         "the schema of com.microsoft CausalConvWithState in onnxruntime 1.32.0",
     )
     .INPUT("input", FLOATS)

@@ -14,11 +14,12 @@ from fa_compiler.passes.answer.report import Block, Code
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, subgraphs
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
 from fa_compiler.passes.linear.proof import LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region, regions
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -48,12 +49,21 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, softmaxes: Abstract
 
 def _may_hold_states(graph: ir.Graph, facts: Facts) -> bool:
     """Whether a graph is worth the search: it has a loop, the running sums of a chunk's decays, or an input with the
-    shape of an output, which may be a state. Most graphs have none of these."""
-    if any(is_op(node, "Scan", "Loop", "CumSum") for node in graph):
-        return True
-    shapes = [facts.info.shape(value) for value in graph.outputs if facts.info.dtype(value) in FLOATS]
-    inputs = [value for value in graph.inputs if facts.info.dtype(value) in FLOATS]
-    return any((shape := facts.info.shape(value)) and len(shape) > 2 and shape in shapes for value in inputs)
+    shape of an output, which may be a state. Most graphs have none of these. Loops in loops and lists are left."""
+    nodes = [node for node in graph if is_op(node, "Scan", "Loop", "CumSum")]
+    inner = [node for loop in nodes for body in subgraphs(loop) for node in body]
+    if any(is_op(node, "Scan", "Loop") for node in inner):
+        return False
+    if any("Sequence" in node.op_type for node in (*graph, *inner)):
+        return False
+    outputs = [facts.info.shape(value) for value in graph.outputs if facts.info.dtype(value) in FLOATS]
+    inputs = [facts.info.shape(value) for value in graph.inputs if facts.info.dtype(value) in FLOATS]
+    return bool(nodes) or any(shape in outputs and _is_of_states(shape) for shape in inputs if shape is not None)
+
+
+def _is_of_states(shape: Shape) -> bool:
+    """Whether a tensor may hold states: numbers of fixed rows and columns."""
+    return len(shape) > 2 and all(size.is_const for size in shape[-2:])
 
 
 def _has_softmax(region: Region, softmaxes: AbstractSet[ir.Node]) -> bool:

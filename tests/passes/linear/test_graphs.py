@@ -30,7 +30,6 @@ RULES = {
     "hand__scan_gated_head_matmul_axis0": f"{GATED} head",
     "hand__scan_linear_merged_rank3": "rule: linear",
     "script__gd_mul_index_put": f"{GATED_DELTA} head",
-    "script__kda_mul_stack": f"{GATED_DELTA} key dimension",
     "hand__unrolled5_gated_delta_head_mulsum_vk": f"{GATED_DELTA} head",
     "minimax__rule_loop5_dynamo": f"{GATED} head",
     "mamba2__rule_step_torchscript": f"{GATED} head",
