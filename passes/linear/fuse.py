@@ -56,9 +56,16 @@ def _may_hold_states(graph: ir.Graph, facts: Facts) -> bool:
         return False
     if any("Sequence" in node.op_type for node in (*graph, *inner)):
         return False
-    outputs = [facts.info.shape(value) for value in graph.outputs if facts.info.dtype(value) in FLOATS]
-    inputs = [facts.info.shape(value) for value in graph.inputs if facts.info.dtype(value) in FLOATS]
-    return bool(nodes) or any(shape in outputs and _is_of_states(shape) for shape in inputs if shape is not None)
+    return bool(nodes) or _hands_on_states(graph, facts)
+
+
+def _hands_on_states(graph: ir.Graph, facts: Facts) -> bool:
+    """Whether an input has the shape of an output and may hold states."""
+    inputs, outputs = (
+        [facts.info.shape(value) for value in values if facts.info.dtype(value) in FLOATS]
+        for values in (graph.inputs, graph.outputs)
+    )
+    return any(shape in outputs and _is_of_states(shape) for shape in inputs if shape is not None)
 
 
 def _is_of_states(shape: Shape) -> bool:
