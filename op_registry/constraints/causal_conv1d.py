@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, number, one_type, shape_is, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, fixed_types, number, one_type, shape_is, text
 from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic
 from fa_compiler.op_registry.geometry import exceeds, shape_of
 from fa_compiler.op_registry.node import Dim, TensorInfo
@@ -57,8 +57,7 @@ def sizes_of(call: CheckedNode) -> ConvolutionSizes | None:
 def types(call: CheckedNode, whole: tuple[str, ...]) -> Iterator[Diagnostic]:
     """x, weight, conv_states, bias and y have one type, FLOAT16 or BF16. The inputs `whole` are INT32."""
     yield from one_type(call, ("x", "weight", "conv_states", "bias", "y"), HALFS)
-    for name in whole:
-        yield from one_type(call, (name,), ("DT_INT32",))
+    yield from fixed_types(call, dict.fromkeys(whole, "DT_INT32"))
 
 
 def shapes(call: CheckedNode, rows: tuple[str, ...], most_sequences: int) -> Iterator[Diagnostic]:

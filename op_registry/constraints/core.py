@@ -178,6 +178,14 @@ def one_type(call: CheckedNode, names: tuple[str, ...], legal: tuple[str, ...]) 
             return
 
 
+def fixed_types(call: CheckedNode, types: dict[str, str]) -> Iterator[Diagnostic]:
+    """Each named input has the only type that it may have."""
+    for name, wanted in types.items():
+        dtype = call.dtype(name)
+        if dtype and dtype != wanted:
+            yield Diagnostic(name, f"{name} is {dtype}, expected {wanted}", "aclnn")
+
+
 def shape_is(name: str, tensor: TensorInfo | None, expected: Shape) -> Iterator[Diagnostic]:
     """The tensor, if it is given, has the shape `expected`."""
     shape = None if tensor is None else tensor.shape

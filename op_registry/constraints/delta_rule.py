@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fa_compiler.op_registry.constraints.core import CheckedNode, number, one_type, shape_is
+from fa_compiler.op_registry.constraints.core import CheckedNode, fixed_types, number, one_type, shape_is
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.errors import NodeError
 from fa_compiler.op_registry.geometry import exceeds, no_multiple, shape_of
@@ -52,8 +52,7 @@ def types(call: CheckedNode, states: tuple[str, ...], fixed: dict[str, str]) -> 
     the only type that it may have."""
     yield from one_type(call, TOKENS, ("DT_BF16",))
     yield from one_type(call, states, call.spec.legal_types(states[0]))
-    for name, dtype in fixed.items():
-        yield from one_type(call, (name,), (dtype,))
+    yield from fixed_types(call, fixed)
 
 
 def shapes(call: CheckedNode, state: str, rows: dict[str, tuple[Dim, ...]]) -> Iterator[Diagnostic]:

@@ -49,6 +49,12 @@ def elements(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
         yield Diagnostic(name, f"{name} has the shape {text(shape)}, expected sizes of at least 1")
 
 
+def epsilon(call: CheckedNode) -> Iterator[Diagnostic]:
+    """epsilon is at least 0."""
+    if call.attr("epsilon") < 0:
+        yield Diagnostic("epsilon", f"epsilon is {call.attr('epsilon')}, expected at least 0")
+
+
 def least_bytes(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
     """On 310P the axes of gamma hold at least 32 bytes."""
     dtype, gamma = call.dtype(name), call.shape("gamma")

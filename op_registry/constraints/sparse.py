@@ -43,14 +43,6 @@ def equal_halfs(call: CheckedNode, names: tuple[str, ...], outputs: tuple[str, .
             yield Diagnostic(name, f"{name} is {dtype}, expected {first} as {names[0]}", "aclnn")
 
 
-def fixed_types(call: CheckedNode, types: dict[str, str]) -> Iterator[Diagnostic]:
-    """Each named input has the only type that it may have."""
-    for name, wanted in types.items():
-        dtype = call.dtype(name)
-        if dtype and dtype != wanted:
-            yield Diagnostic(name, f"{name} is {dtype}, expected {wanted}", "aclnn")
-
-
 def weights(call: CheckedNode, name: str, gradient: str = "") -> Iterator[Diagnostic]:
     """The weights of the index heads have the type of query, or FLOAT if the prototype allows it. The gradient of the
     weights has the type of the weights."""

@@ -92,11 +92,7 @@ def elements(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from norms.elements(call, "x1")
 
 
-@rules(6)
-def epsilon(call: CheckedNode) -> Iterator[Diagnostic]:
-    """epsilon is at least 0."""
-    if call.attr("epsilon") < 0:
-        yield Diagnostic("epsilon", f"epsilon is {call.attr('epsilon')}, expected at least 0")
+rules.shared(6, "epsilon", norms.epsilon)
 
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry import dtypes
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, one_type, shape_is, text
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, fixed_types, one_type, shape_is, text
 from fa_compiler.op_registry.cpu_kernel import CpuKernel, TypeRow
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import divide, no_multiple, product, shape_of, shapes_differ
@@ -61,7 +61,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     INT32."""
     yield from one_type(call, (*_TOKENS, "output"), dtypes.FLOATS)
     yield from one_type(call, ("past_state", "present_state"), dtypes.FLOATS)
-    yield from one_type(call, ("cu_seqlens",), ("DT_INT32",))
+    yield from fixed_types(call, {"cu_seqlens": "DT_INT32"})
 
 
 rules.values(2, "update_rule", UPDATE_RULES)

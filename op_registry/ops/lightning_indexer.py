@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, fixed_types
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
@@ -118,7 +118,7 @@ def values(call: CheckedNode) -> Iterator[Diagnostic]:
 @rules(7)
 def lengths(call: CheckedNode) -> Iterator[Diagnostic]:
     """The lengths are INT32, and cumulative in TND. block_table is given with PA_BSND only."""
-    yield from sparse.fixed_types(call, dict.fromkeys(_LENGTHS, "DT_INT32"))
+    yield from fixed_types(call, dict.fromkeys(_LENGTHS, "DT_INT32"))
     sizes = _sizes(call)
     if sizes is None:
         return

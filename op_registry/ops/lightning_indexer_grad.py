@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, fixed_types
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import differ
@@ -65,7 +65,7 @@ rules = Rules("LIG", typed=("query", "key", "dy", "weights", "dq", "dk", "dweigh
 def layout(call: CheckedNode) -> Iterator[Diagnostic]:
     """The layout is known, and types and ranks fit."""
     yield from sparse.equal_halfs(call, ("query", "key", "dy", "weights"), ("dq", "dk", "dweights"))
-    yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
+    yield from fixed_types(call, {"sparse_indices": "DT_INT32"})
     yield from sparse.layouts(call, "layout", "layout", ("query",), ("key",))
 
 

@@ -81,11 +81,7 @@ def elements(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from norms.elements(call, "x")
 
 
-@rules(5)
-def epsilon(call: CheckedNode) -> Iterator[Diagnostic]:
-    """epsilon is at least 0."""
-    if call.attr("epsilon") < 0:
-        yield Diagnostic("epsilon", f"epsilon is {call.attr('epsilon')}, expected at least 0")
+rules.shared(5, "epsilon", norms.epsilon)
 
 
 @rules(6)

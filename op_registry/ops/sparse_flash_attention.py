@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, fixed_types
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import Shape, shape_of
@@ -150,7 +150,7 @@ def block_size(call: CheckedNode) -> Iterator[Diagnostic]:
 @rules(9)
 def indices(call: CheckedNode) -> Iterator[Diagnostic]:
     """sparse_indices is INT32 and has one list for each query token and key head."""
-    yield from sparse.fixed_types(call, {"sparse_indices": "DT_INT32"})
+    yield from fixed_types(call, {"sparse_indices": "DT_INT32"})
     sizes = _sizes(call)
     if sizes is not None:
         yield from sparse.indices(call, sizes, shared=True)

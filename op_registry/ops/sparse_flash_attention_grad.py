@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, fixed_types
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import shape_of
@@ -100,7 +100,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     INT32 (the document says INT64)."""
     yield from sparse.equal_halfs(call, _HALFS, _GRADIENTS)
     fixed = {"sparse_indices": "DT_INT32", "softmax_max": "DT_FLOAT", "softmax_sum": "DT_FLOAT"}
-    yield from sparse.fixed_types(call, fixed | dict.fromkeys(_LENGTHS, "DT_INT32"))
+    yield from fixed_types(call, fixed | dict.fromkeys(_LENGTHS, "DT_INT32"))
 
 
 rules.shared(

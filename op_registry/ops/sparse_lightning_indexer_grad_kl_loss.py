@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from fa_compiler.op_registry.constraints import sparse
-from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, one_of
+from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, fixed_types, number, one_of
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import differ, lengths, shape_of
@@ -102,7 +102,7 @@ def types(call: CheckedNode) -> Iterator[Diagnostic]:
     yield from sparse.weights(call, "weight", "d_weight")
 
 
-rules.shared(2, "fixed_types", partial(sparse.fixed_types, types=_FIXED))
+rules.shared(2, "fixed_types", partial(fixed_types, types=_FIXED))
 rules.shared(
     3,
     "layout",
