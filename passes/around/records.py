@@ -10,13 +10,11 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import NON_FINITE_SCORES, Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
+from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 FLOAT = ir.DataType.FLOAT
-FLOATS = (FLOAT, *SIXTEEN_BITS)
-"""The types that the operators take."""
 
 
 @dataclass(frozen=True)

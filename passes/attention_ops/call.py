@@ -24,14 +24,13 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import input_of
+from fa_compiler.passes.ir.nodes import FLOATS, input_of
 from fa_compiler.passes.layout.plan import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.score_ops import Add, BiasOperand
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.matching.roles import Roles, check_head_size, shared_heads
 from fa_compiler.passes.matching.sinks import Sink
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor

@@ -50,14 +50,13 @@ from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EM
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter, Operand
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, inputs_of, int_attr, is_op
+from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, constant, inputs_of, int_attr, is_op
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions
-from fa_compiler.passes.matching.probability_path import FLOATS
 
 PROBABILITIES = 3
 """The qk_matmul_output_mode that gives the probabilities; the others give scores."""

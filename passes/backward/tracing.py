@@ -17,10 +17,9 @@ from itertools import chain
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
+from fa_compiler.passes.ir.nodes import FLOATS, input_of, int_attr, is_op
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 

@@ -14,6 +14,7 @@ T = TypeVar("T")
 
 STANDARD = ("", "ai.onnx")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+FLOATS = (ir.DataType.FLOAT, *SIXTEEN_BITS)
 """The float types of 16 bits. They hold every integer up to 256."""
 RANDOM = (
     "RandomNormal",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import constant, inputs_of, is_op, reached
+from fa_compiler.passes.ir.nodes import FLOATS, constant, inputs_of, is_op, reached
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import power
-from fa_compiler.passes.linear.regions import FLOATS, Region
+from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.tensors import Tensor
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -124,16 +124,18 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
 
 def own_sizes(operand: Operand, sizes: Sizes) -> dict[str, int]:
     """The sizes of the axes that an operand has."""
-    own = {
-        "b": sizes.batch if operand.has_batch else 1,
-        "t": sizes.tokens if operand.has_tokens else 1,
-        "h": operand.heads,
-    }
+    own = rows_of(operand, sizes)
     if "d" in operand.order:
         own["d"] = sizes.key
     if "e" in operand.order:
         own["e"] = sizes.value
     return own
+
+
+def rows_of(operand: Operand, sizes: Sizes) -> dict[str, int]:
+    """The sizes of batch, tokens and heads; 1 along those that an operand lacks."""
+    along = {"b": (sizes.batch, operand.has_batch), "t": (sizes.tokens, operand.has_tokens)}
+    return {axis: size if has else 1 for axis, (size, has) in along.items()} | {"h": operand.heads}
 
 
 def cut(numbers: np.ndarray, count: int) -> np.ndarray | None:

@@ -21,11 +21,10 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import STANDARD, is_op, is_weight, outputs_of, reached, readers_of, values_read
+from fa_compiler.passes.ir.nodes import FLOATS, STANDARD, is_op, is_weight, outputs_of, reached, readers_of, values_read
 from fa_compiler.passes.linear.operators import ELEMENTWISE, RULES
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 SUMMING = ("MatMul", "Einsum", "CumSum", "ReduceSum")
 LOOPS = ("Loop", "Scan")
 CONTROL = (*LOOPS, "If", "SequenceEmpty", "SequenceConstruct", "SequenceInsert", "ConcatFromSequence", "Constant")
@@ -126,7 +125,7 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
 
 
 def _bits(dtype: ir.DataType | None) -> int:
-    return 0 if dtype not in FLOATS else 32 if dtype == ir.DataType.FLOAT else 16
+    return dtype.bitwidth if dtype is not None and dtype in FLOATS else 0
 
 
 def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:

@@ -38,7 +38,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op, operand_at
+from fa_compiler.passes.ir.nodes import FLOATS, is_op, operand_at
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.row_guard import RowGuard
@@ -53,7 +53,6 @@ from fa_compiler.passes.matching.layers import decline_of_layers
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probabilities import Probabilities
-from fa_compiler.passes.matching.probability_path import FLOATS
 from fa_compiler.passes.matching.roles import KeySide, Roles
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.sink_gates import gated

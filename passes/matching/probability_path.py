@@ -46,6 +46,7 @@ from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    FLOATS,
     SIXTEEN_BITS,
     axes_of,
     constant,
@@ -91,7 +92,6 @@ NAN_GUARD_ADVICE = (
 DIFFERENCE_ADVICE = "multiply the values by each softmax, and subtract the results"
 PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", *QUANTISED_PRODUCTS)
 NORMALISATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
-FLOATS = (ir.DataType.FLOAT, *SIXTEEN_BITS)
 
 
 @dataclass(frozen=True)
