@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
 from fa_compiler.lowering.onnx_file.bodies import CAST_LIKE, OLDEST_OPSET
+from fa_compiler.lowering.onnx_file.writer import FunctionWriter, reference
 from fa_compiler.op_registry import DOMAIN, get
 
 AXES_AS_INPUT = 18
@@ -39,7 +38,7 @@ def bodies_of(op_types: Iterable[str], opset: int) -> list[onnx.FunctionProto]:
 
 
 def _body(op_type: str, opset: int) -> onnx.FunctionProto:
-    spec, writer = get(op_type), _Writer(opset)
+    spec, writer = get(op_type), _Writer(opset=opset)
     _WRITERS[op_type](writer)
     return helper.make_function(
         DOMAIN,
@@ -53,21 +52,10 @@ def _body(op_type: str, opset: int) -> onnx.FunctionProto:
 
 
 @dataclass
-class _Writer:
-    """Writes the nodes of one body. The methods return the names of values."""
+class _Writer(FunctionWriter):
+    """Writes the nodes of one body."""
 
-    opset: int
-    nodes: list[onnx.NodeProto] = field(default_factory=list)
-
-    def op(self, op_type: str, *inputs: str, out: str = "", **attrs: Any) -> str:
-        """A node with one output."""
-        name = out or f"v{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op_type, list(inputs), [name], **attrs))
-        return name
-
-    def wide(self, name: str) -> str:
-        """A tensor in float32."""
-        return self.op("Cast", name, to=TensorProto.FLOAT)
+    opset: int = field(kw_only=True)
 
     def like(self, name: str, first: str, out: str) -> str:
         """A tensor in the type of an input."""
@@ -75,22 +63,14 @@ class _Writer:
             return self.op("Identity", name, out=out)
         return self.op("CastLike", name, first, out=out)
 
-    def attribute(self, name: str) -> str:
-        """A float attribute of the node, as a tensor."""
-        made = f"v{len(self.nodes)}"
-        node = helper.make_node("Constant", [], [made])
-        node.attribute.append(_reference("value_float", name, onnx.AttributeProto.FLOAT))
-        self.nodes.append(node)
-        return made
-
     def halves(self, name: str, axis: str | None) -> tuple[str, str]:
         """The halves of a tensor along the axis that an attribute of the node names, or along the last one."""
-        parts = f"v{len(self.nodes)}_first", f"v{len(self.nodes)}_second"
+        parts = self.new("first"), self.new("second")
         node = helper.make_node("Split", [name], parts)
         if self.opset >= AXES_AS_INPUT:
             node.attribute.append(helper.make_attribute("num_outputs", 2))
         last = helper.make_attribute("axis", -1)
-        node.attribute.append(_reference("axis", axis, onnx.AttributeProto.INT) if axis else last)
+        node.attribute.append(reference("axis", axis, onnx.AttributeProto.INT) if axis else last)
         self.nodes.append(node)
         return parts
 
@@ -103,17 +83,6 @@ class _Writer:
             mean = self.op("ReduceMean", square, axes=[-1], keepdims=1)
         floor = self.op("Add", mean, self.attribute("epsilon"))
         return self.op("Reciprocal", self.op("Sqrt", floor), out=out)
-
-    def ints(self, *numbers: int) -> str:
-        """A vector of int64."""
-        return self.op("Constant", value=numpy_helper.from_array(np.array(numbers, np.int64)))
-
-
-def _reference(name: str, source: str, kind: onnx.AttributeProto.AttributeType) -> onnx.AttributeProto:
-    """An attribute of a node in a function, whose value is that of an attribute of the function."""
-    attribute = helper.make_attribute_ref(name, kind)
-    attribute.ref_attr_name = source
-    return attribute
 
 
 def _rms_norm(writer: _Writer) -> None:

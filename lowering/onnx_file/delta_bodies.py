@@ -80,17 +80,9 @@ class _Body(FunctionWriter):
         self.op("CastLike", self.op("Reshape", scaled, self.op("Shape", "value")), "query", out=RESULTS[0])
         self.op("CastLike", "last", state, out=RESULTS[1])
 
-    def wide(self, name: str) -> str:
-        """An input in float32."""
-        return self.op("Cast", name, to=TensorProto.FLOAT)
-
     def long(self, name: str) -> str:
         """An input in int64."""
         return self.op("Cast", name, to=TensorProto.INT64)
-
-    def size(self, name: str, axis: int) -> str:
-        """A size of an input, as a list."""
-        return self.op("Slice", self.op("Shape", name), self.ints(axis), self.ints(axis + 1))
 
     def column(self, name: str) -> str:
         """A tensor with one more size of 1 at its end."""

@@ -80,14 +80,6 @@ class _Body(FunctionWriter):
     def attrs(self) -> dict[str, Any]:
         return dict(self.key.attrs)
 
-    def wide(self, name: str) -> str:
-        """An input in float32."""
-        return self.op("Cast", name, to=TensorProto.FLOAT)
-
-    def size(self, name: str, axis: int) -> str:
-        """A size of an input, as a list."""
-        return self.op("Slice", self.op("Shape", name), self.ints(axis), self.ints(axis + 1))
-
     def missing(self, tokens: str) -> str:
         """1 where there is no token, else 0. A Scan of no tokens ends the process (ONNX Runtime 1.32), and a Conv of
         fewer columns than its weight has is an error. So each gets one token at least, whose results are dropped."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 
 @dataclass
@@ -25,6 +25,14 @@ class FunctionWriter:
         name = out or self.new(op_type.lower())
         self.nodes.append(helper.make_node(op_type, inputs, [name], **attrs))
         return name
+
+    def wide(self, name: str) -> str:
+        """A tensor in float32."""
+        return self.op("Cast", name, to=TensorProto.FLOAT)
+
+    def size(self, name: str, axis: int) -> str:
+        """A size of a tensor, as a list."""
+        return self.op("Slice", self.op("Shape", name), self.ints(axis), self.ints(axis + 1))
 
     def number(self, value: float) -> str:
         """A float32 scalar."""
@@ -45,9 +53,7 @@ class FunctionWriter:
     def attribute(self, name: str) -> str:
         """The value of a float attribute of the function. Its node has the attribute's name."""
         node = helper.make_node("Constant", [], [name])
-        reference = node.attribute.add()
-        reference.name, reference.ref_attr_name = "value_float", name
-        reference.type = onnx.AttributeProto.FLOAT
+        node.attribute.append(reference("value_float", name, onnx.AttributeProto.FLOAT))
         self.nodes.append(node)
         return name
 
@@ -55,3 +61,10 @@ class FunctionWriter:
         """A name that no other value has."""
         self.names[stem] = self.names.get(stem, self.offset) + 1
         return f"{stem}_{self.names[stem]}"
+
+
+def reference(name: str, source: str, kind: onnx.AttributeProto.AttributeType) -> onnx.AttributeProto:
+    """An attribute of a node in a function, whose value is that of an attribute of the function."""
+    attribute = helper.make_attribute_ref(name, kind)
+    attribute.ref_attr_name = source
+    return attribute
