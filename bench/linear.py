@@ -31,10 +31,10 @@ import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import helper
 
 import fa_compiler
-from bench.sparse import multiply_adds
+from bench.sparse import multiply_adds, ort_value
 from bench.speed.limits import Machine
 from fa_compiler.op_registry import DOMAIN, VERSION, get, place_inputs
 
@@ -91,14 +91,8 @@ def session_of(case: Case, domain: str, threads: int) -> Run:
     if own:
         fa_compiler.register_custom_ops(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {name: _tensor(array) for name, array in arrays.items()}
+    feeds = {name: ort_value(array) for name, array in arrays.items()}
     return lambda: np.asarray(session.run_with_ort_values(outputs, feeds)[0].numpy())
-
-
-def _tensor(array: np.ndarray) -> ort.OrtValue:
-    if array.dtype != TYPES["bfloat16"]:
-        return ort.OrtValue.ortvalue_from_numpy(array)
-    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
 
 
 def attention(rule: str, gate: str, tokens: int, options: argparse.Namespace) -> Case:

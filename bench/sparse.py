@@ -83,12 +83,13 @@ def prepared(op_type: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], 
     fa_compiler.register_custom_ops(options)
     model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    tensors = {id(array): _tensor(array) for array in arrays.values()}
+    tensors = {id(array): ort_value(array) for array in arrays.values()}
     feeds = {name: tensors[id(array)] for name, array in arrays.items()}
     return lambda: np.asarray(session.run_with_ort_values(["first", *outputs[1:]], feeds)[0].numpy())
 
 
-def _tensor(array: np.ndarray) -> ort.OrtValue:
+def ort_value(array: np.ndarray) -> ort.OrtValue:
+    """An array as a tensor of a session."""
     if array.dtype != TYPES["bfloat16"]:
         return ort.OrtValue.ortvalue_from_numpy(array)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(array.view(np.uint16), TensorProto.BFLOAT16)
