@@ -35,6 +35,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, SLOW_DECAY, UNIT_INPUTS, Options
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.attention_ops.direct import INPUTS, TURNED, left
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
@@ -45,9 +46,6 @@ CHUNKS, STEPS = "ChunkGatedDeltaRule", "RecurrentGatedDeltaRule"
 RULES = ("delta", "gated_delta")
 FLOAT, BF16, INT32 = ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.INT32
 TOKENS = ("query", "key", "value", "beta")
-NAMES = ("query", "key", "value", "past_state", "decay", "beta")
-TURNED = {"perm": (0, 1, 3, 2)}
-"""A state with its last two dimensions exchanged."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ def _match(node: ir.Node, rule: str, facts: Facts) -> DeltaRule:
     options = facts.options
     if rule not in RULES:  # (1)
         raise _left(node, f"CANN has no operator for the rule {rule}")
-    inputs = {name: value for index, name in enumerate(NAMES) if (value := input_of(node, index)) is not None}
+    inputs = {name: value for index, name in enumerate(INPUTS) if (value := input_of(node, index)) is not None}
     sizes = _sizes(node, inputs, facts.info)
     by_key = _is_by_key(node, inputs.get("decay"), sizes, facts.info)
     is_step, assumed = _is_step(sizes.tokens, options)
@@ -142,7 +140,8 @@ def _is_by_key(node: ir.Node, decay: ir.Value | None, sizes: Sizes, info: ShapeI
 
 
 def _left(node: ir.Node, reason: str, hint: str = "") -> Decline:
-    return Decline(Code.READY_MADE, f"{node.op_type} is left as it is: {reason}", node, hint)
+    """Without the usual advice, which is about attention with a softmax."""
+    return left(node, reason, hint)
 
 
 def _divided(whole: Dim, count: int) -> int | None:

@@ -16,6 +16,10 @@ from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
 
 Attributes = dict[str, int | float | str]
+TURNED = {"perm": (0, 1, 3, 2)}
+"""A state with its last two dimensions exchanged."""
+INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
+"""Those of LinearAttention."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class DirectConversion:
 
     def decline(self, reason: str, hint: str | None = None) -> Decline:
         """A Decline of this operator, to be raised."""
-        return Decline(Code.READY_MADE, f"{self.node.op_type} is left as it is: {reason}", self.node, hint)
+        return left(self.node, reason, hint)
 
     def registered(
         self,
@@ -65,6 +69,11 @@ class DirectConversion:
         """Put a value in the place of an output of the node, if something reads it."""
         if old.uses() or old.is_graph_output():
             replace_value(old, new)
+
+
+def left(node: ir.Node, reason: str, hint: str | None = None) -> Decline:
+    """A Decline of a ready-made operator, to be raised."""
+    return Decline(Code.READY_MADE, f"{node.op_type} is left as it is: {reason}", node, hint)
 
 
 def rule_in_words(rule: str, decay: int | None, heads: int) -> str:

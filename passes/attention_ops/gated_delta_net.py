@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion, rule_in_words
+from fa_compiler.passes.attention_ops.direct import TURNED, Attributes, Direct, DirectConversion, rule_in_words
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -204,10 +204,10 @@ class _Conversion(DirectConversion):
         return self.builder.op("Reshape", [value, self.builder.ints(shape)], self._dtype(value))
 
     def _swapped(self, state: ir.Value) -> ir.Value:
-        return self.builder.op("Transpose", [state], self._dtype(state), {"perm": (0, 1, 3, 2)})
+        return self.builder.op("Transpose", [state], self._dtype(state), TURNED)
 
     def _dtype(self, value: ir.Value) -> ir.DataType | None:
-        return value.dtype if value.producer() is None and value.dtype else self.facts.info.dtype(value) or value.dtype
+        return self.facts.info.dtype(value)
 
     def _rank(self, value: ir.Value) -> int | None:
         shape = self.facts.info.shape(value)

@@ -35,7 +35,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import delta_rule
-from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion, rule_in_words
+from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, Direct, DirectConversion, rule_in_words
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -135,8 +135,7 @@ class _Conversion(DirectConversion):
         return heads if shape is None else shape[-1].const
 
     def _flash(self, attrs: Attributes) -> ir.Node:
-        names = ("query", "key", "value", "past_state", "decay", "beta")
-        inputs = {name: input_of(self.node, index) for index, name in enumerate(names)}
+        inputs = {name: input_of(self.node, index) for index, name in enumerate(INPUTS)}
         return self.registered("FlashLinearAttention", inputs, attrs)
 
     def _check_runtime(self, known: tuple[str, ...]) -> None:
