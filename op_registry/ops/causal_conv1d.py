@@ -30,7 +30,7 @@ OPDEF = (
         "CausalConv1d",
         "opdef_2026_07",
         source="mirror-cann/ops-transformer 3a280bcc3 (2026-07-21) mamba/causal_conv1d/op_host/causal_conv1d_def.cpp; "
-        "op_host/causal_conv1d_tiling.cpp; aclnnCausalConv1dFn.md; docs/aclnnCausalConv1dUpdate.md; "
+        "op_host/causal_conv1d_tiling.cpp; aclnnCausalConv1dFn.md; aclnnCausalConv1dUpdate.md; "
         "op_kernel/arch35/causal_conv1d.h; tests/assets/golden.py",
     )
     .INPUT("x", HALFS)
