@@ -254,8 +254,7 @@ class _Run:
         """Fuse the linear attentions of plain operators. Returns their nodes and blocks."""
         if self.opset > NEWEST_OPSET or self.refusal is not None:
             return {}
-        softmaxes = {node for anchor in anchors(graph, self.facts.info) for node in anchor.nodes}
-        fused = fuse_linear(graph, self.facts, self.names, softmaxes)
+        fused = fuse_linear(graph, self.facts, self.names)
         self.made.extend(each.node for each in fused if each.block.status == "fused")
         self.notes.extend(each.note for each in fused if each.note is not None)
         self.named.update(node for each in fused for node in each.members)
@@ -479,9 +478,7 @@ class _Run:
         converted, fused = made
         for old, new in converted.outputs:
             named = old.is_graph_output()
-            if named and (new.is_graph_output() or not rewriter.builder.has_made(new)):
-                new = rewriter.builder.alias(new)
-            replace_value(old, new, rename=named)
+            replace_value(old, rewriter.builder.for_output(old, new), rename=named)
         return self._fused_block(name, converted.match, fused)
 
     def _replace(self, node: ir.Node, rewriter: Rewriter, kind: Kind, replacing: Replacing) -> Block:

@@ -31,7 +31,7 @@ LONG = {
     "fa_compiler": 0,
     "lowering": 0,
     "op_registry": 0,
-    "passes": 1,  # linear/evaluation.py
+    "passes": 0,
 }
 """How many functions have more branches than they may. The numbers only fall."""
 
@@ -39,7 +39,7 @@ CROWDED = {
     "fa_compiler": 0,
     "lowering": 0,
     "op_registry": 0,
-    "passes": 6,  # linear/
+    "passes": 0,
 }
 """How many statements have two conditional expressions or more. The numbers only fall."""
 

@@ -241,6 +241,12 @@ class Builder:
             new = self.alias(new)
         replace_value(old, new, rename=named)
 
+    def for_output(self, old: ir.Value, new: ir.Value) -> ir.Value:
+        """What takes the place of an old value: the new one, or an alias of it where the old one is an output of the
+        graph and the new one cannot take its name."""
+        can_be_named = self.has_made(new) and not new.is_graph_output()
+        return self.alias(new) if old.is_graph_output() and not can_be_named else new
+
     def units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         """A value after Squeeze or Unsqueeze; the value itself where there are no axes."""
         if not axes:

@@ -37,14 +37,13 @@ class Emitter:
         """The operator, which is in the graph then, and the pairs of old values and what takes their places."""
         found, sizes = self.match.found, self.match.sizes
         query = self._guarded(self._tokens(found.query))
-        inputs: dict[str, ir.Value | None] = {
-            "query": query,
-            "key": self._tokens(found.key),
-            "value": self._value(),
-            "past_state": None if found.state is None else self._state(found.state),
-            "decay": None if found.decay is None else self._decay(found.decay, query),
-            "beta": None if found.factor is None or not found.is_delta else self._rows(found.factor, query),
-        }
+        inputs: dict[str, ir.Value | None] = {"query": query, "key": self._tokens(found.key), "value": self._value()}
+        if found.state is not None:
+            inputs["past_state"] = self._state(found.state)
+        if found.decay is not None:
+            inputs["decay"] = self._decay(found.decay, query)
+        if found.factor is not None and found.is_delta:
+            inputs["beta"] = self._rows(found.factor, query)
         attrs: dict[str, int | float | str] = {
             "q_num_heads": found.query.heads,
             "kv_num_heads": sizes.heads,
@@ -55,7 +54,7 @@ class Emitter:
         for name, output in zip(("output", "present_state"), node.outputs, strict=True):
             output.name = self.builder.names.new(f"{node.name}_{name}")
             output.dtype = self._dtype
-        past = inputs["past_state"]
+        past = inputs.get("past_state")
         if past is not None and (of_state := self.builder.info.dtype(past)) is not None:
             node.outputs[1].dtype = of_state
         self.builder.graph.append(node)
@@ -245,13 +244,13 @@ class Emitter:
         shape, divided = self.match.shapes[old], "".join(axes).count("t") > 1
         if not divided:
             return self._reshaped(value, own, axes, sizes)
-        first = list(axes).index("t")
-        parts = [
-            self.builder.ints([-1 if place == first and self.match.is_open["t"] else size])
-            if "b" not in each or not self.match.is_open["b"]
-            else self.builder.dimension(value, list(own).index("b"))
-            for place, (size, each) in enumerate(zip(shape, axes, strict=True))
-        ]
+        sizes_now = list(shape)
+        if self.match.is_open["t"]:
+            sizes_now[list(axes).index("t")] = -1
+        parts = [self.builder.ints([size]) for size in sizes_now]
+        if self.match.is_open["b"]:
+            batch = self.builder.dimension(value, list(own).index("b"))
+            parts = [batch if "b" in each else part for part, each in zip(parts, axes, strict=True)]
         target = self.builder.joined(parts, ir.DataType.INT64, 0)
         return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
 

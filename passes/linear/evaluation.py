@@ -3,6 +3,7 @@ numbers of every value. Loops run as often as they do with these sizes."""
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ import onnx_ir as ir
 from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.operators import evaluated
-from fa_compiler.passes.linear.tensors import FailedError, Tensor, UnknownError, exact, moved, of_field
+from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 SUMS = frozenset(
@@ -50,6 +51,8 @@ SUMS = frozenset(
 )
 """Operators through which exponents are followed as sums."""
 MOST_ITERATIONS = 64
+MOST_STEPS = 10_000
+"""So many nodes are evaluated at one point, those of a loop once for each iteration. Real models have up to 3,000."""
 MOST_SCALARS = 64
 Sequenced: TypeAlias = "Tensor | list[Tensor]"
 """A tensor, or a sequence of them."""
@@ -70,17 +73,21 @@ def with_exponents(nodes: Iterable[ir.Node]) -> set[ir.Value]:
 
 @dataclass
 class Evaluation:
-    """The numbers of values for given sizes. `sizes` holds the names of sizes that are open in the graph."""
+    """The numbers of values for given sizes. `sizes` holds the names of sizes that are open in the graph. No tensor has
+    more elements than `most`, if that is not 0."""
 
     info: ShapeInfo
     sizes: Mapping[str, int]
     seed: int
     exponents: set[ir.Value]
+    most: int = 0
     known: dict[ir.Value, Sequenced] = field(default_factory=dict)
     scalars: set[float] = field(default_factory=set)
     """The single numbers that were met: one of them may be the scale."""
     leaves: int = 0
     """How many tensors of random numbers were made: a body makes new ones in each run."""
+    steps: int = 0
+    """How many nodes were evaluated."""
 
     def tensor(self, value: ir.Value) -> Tensor:
         """The numbers of a value."""
@@ -97,8 +104,9 @@ class Evaluation:
     def _leaf(self, value: ir.Value) -> Tensor:
         array = constant(value)
         if array is not None:
-            self._meet(array)
-            return exact(array)
+            tensor = exact(array)
+            self._meet(tensor)
+            return tensor
         shape = self.shape(value)
         count = int(np.prod(shape, dtype=np.int64))
         places = np.arange(count, dtype=np.int64)
@@ -129,16 +137,16 @@ class Evaluation:
                     self.known.pop(value, None)
 
     def _outputs(self, node: ir.Node) -> Sequence[Sequenced]:
+        self.steps += 1
+        if self.steps > MOST_STEPS:
+            raise TooLongError("too many steps")
         if node.domain not in STANDARD:
             raise FailedError(f"{node.op_type} is not followed")
         if node.op_type in _CONTROL:
             return _CONTROL[node.op_type](self, node)
         if is_op(node, "Constant"):
             return [self._leaf(node.outputs[0])]
-        if is_op(node, "Shape") and node.inputs[0] is not None and node.inputs[0] not in self.known:
-            operands: list[Tensor | None] = [Tensor(self.shape(node.inputs[0]))]
-        else:
-            operands = [None if value is None else self.tensor(value) for value in node.inputs]
+        operands = self._operands(node)
         dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
         with_sums = not self.exponents.isdisjoint(node.outputs)
         try:
@@ -148,12 +156,21 @@ class Evaluation:
         if results is None:  # whatever it gives: what is proven holds for every number
             return [self._leaf(output) for output in node.outputs]
         for result in results:
-            if result.exact is not None:
-                self._meet(result.exact)
+            self._meet(result)
         return results
 
-    def _meet(self, array: np.ndarray) -> None:
-        if array.size == 1 and array.dtype.kind == "f" and len(self.scalars) < MOST_SCALARS:
+    def _operands(self, node: ir.Node) -> list[Tensor | None]:
+        """What a node reads. Of a tensor whose Shape is read, the numbers are not needed."""
+        first = node.inputs[0] if is_op(node, "Shape") else None
+        if first is not None and first not in self.known:
+            return [Tensor(self.shape(first))]
+        return [None if value is None else self.tensor(value) for value in node.inputs]
+
+    def _meet(self, tensor: Tensor) -> None:
+        if self.most and math.prod(tensor.shape) > self.most:
+            raise TooLongError("a tensor of many elements")
+        array = tensor.exact
+        if array is not None and array.size == 1 and array.dtype.kind == "f" and len(self.scalars) < MOST_SCALARS:
             number = float(array.reshape(-1)[0])
             if np.isfinite(number) and number != 0.0:
                 self.scalars.add(number)
@@ -184,7 +201,8 @@ class Evaluation:
         (body,) = subgraphs(node)
         count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
         states = [self._get(value) for value in node.inputs[2:] if value is not None]
-        stacked: list[list[Tensor]] = [[] for _ in range(len(body.outputs) - 1 - len(states))]
+        stacked = len(body.outputs) - 1 - len(states)
+        made: list[Sequence[Sequenced]] = []
         for step in range(count):
             if not condition:
                 break
@@ -194,9 +212,8 @@ class Evaluation:
             results = self._body(body, given)
             condition = self._number(body.outputs[0], 1)
             states = results[1 : 1 + len(states)]
-            for part, result in zip(stacked, results[1 + len(states) :], strict=True):
-                part.append(_single(result))
-        return [*states, *(_stacked(part, 0) for part in stacked)]
+            made.append(results[1 + len(states) :])
+        return [*states, *(_stacked(part, 0) for part in _columns(made, stacked))]
 
     def _scan(self, node: ir.Node) -> list[Sequenced]:
         (body,) = subgraphs(node)
@@ -206,19 +223,16 @@ class Evaluation:
         axes, turned = (_listed(node, name, count) for name in ("scan_input_axes", "scan_input_directions"))
         outputs = len(body.outputs) - len(states)
         axes_out, turned_out = (_listed(node, name, outputs) for name in ("scan_output_axes", "scan_output_directions"))
-        (length,) = {each.shape[axis] for each, axis in zip(scanned, axes, strict=True)}
-        if length > MOST_ITERATIONS:
-            raise FailedError("a Scan of many iterations")
-        stacked: list[list[Tensor]] = [[] for _ in range(outputs)]
-        for step in range(length):
-            places = (length - 1 - step if back else step for back in turned)
-            slices = [_slice_of(*each) for each in zip(scanned, axes, places, strict=True)]
+        rows = [_slices(*each) for each in zip(scanned, axes, turned, strict=True)]
+        if len({*map(len, rows)}) != 1:
+            raise FailedError("a Scan of inputs of other lengths")
+        made: list[Sequence[Sequenced]] = []
+        for slices in zip(*rows, strict=True):
             results = self._body(body, [*states, *slices])
             states = results[: len(states)]
-            for part, result in zip(stacked, results[len(states) :], strict=True):
-                part.append(_single(result))
-        ordered = [part[::-1] if back else part for part, back in zip(stacked, turned_out, strict=True)]
-        return [*states, *(_stacked(part, axis) for part, axis in zip(ordered, axes_out, strict=True))]
+            made.append(results[len(states) :])
+        parts = [part[::-1] if back else part for part, back in zip(_columns(made, outputs), turned_out, strict=True)]
+        return [*states, *(_stacked(part, axis) for part, axis in zip(parts, axes_out, strict=True))]
 
     def _if(self, node: ir.Node) -> list[Sequenced]:
         name = "then_branch" if self._number(node.inputs[0], 1) else "else_branch"
@@ -253,8 +267,19 @@ _CONTROL = {
 }
 
 
-def _slice_of(tensor: Tensor, axis: int, place: int) -> Tensor:
-    return moved((tensor,), lambda array: np.take(array, place, axis), tensor.sums is not None)
+def _slices(tensor: Tensor, axis: int, is_backward: int) -> list[Tensor]:
+    """The parts of a tensor that a Scan reads one after the other."""
+    length = tensor.shape[axis]
+    if length > MOST_ITERATIONS:
+        raise FailedError("a Scan of many iterations")
+    places = reversed(range(length)) if is_backward else range(length)
+    with_sums = tensor.sums is not None
+    return [moved((tensor,), lambda array, place=place: np.take(array, place, axis), with_sums) for place in places]
+
+
+def _columns(made: Sequence[Sequence[Sequenced]], count: int) -> list[list[Tensor]]:
+    """What a body gave in all its runs, for each of its last outputs."""
+    return [[_single(results[place]) for results in made] for place in range(count)]
 
 
 def _single(value: Sequenced) -> Tensor:

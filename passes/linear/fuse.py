@@ -3,7 +3,6 @@ matching/linear_attention.py to name."""
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -14,15 +13,14 @@ from fa_compiler.passes.answer.report import Block, Code
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import is_op, subgraphs
+from fa_compiler.passes.ir.nodes import FLOATS, is_op
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
 from fa_compiler.passes.linear.proof import LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region, regions
+from fa_compiler.passes.matching.softmax import anchors
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
-
-FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -37,11 +35,12 @@ class FusedLinear:
     """The nodes of one that is left, which need no other name."""
 
 
-def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, softmaxes: AbstractSet[ir.Node]) -> list[FusedLinear]:
-    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds nodes of `softmaxes`,
-    or reads what they give, is an attention with a softmax or its gradient."""
+def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
+    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds a softmax, or reads
+    what one gives, is an attention with a softmax or its gradient."""
     if facts.options.target != "ort" or not graph.outputs or not _may_hold_states(graph, facts):
         return []
+    softmaxes = {node for anchor in anchors(graph, facts.info) for node in anchor.nodes}
     found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
     matches = [match for region in found if (match := Prover(region, facts.info, graph).prove())]
     return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
@@ -49,14 +48,8 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, softmaxes: Abstract
 
 def _may_hold_states(graph: ir.Graph, facts: Facts) -> bool:
     """Whether a graph is worth the search: it has a loop, the running sums of a chunk's decays, or an input with the
-    shape of an output, which may be a state. Most graphs have none of these. Loops in loops and lists are left."""
-    nodes = [node for node in graph if is_op(node, "Scan", "Loop", "CumSum")]
-    inner = [node for loop in nodes for body in subgraphs(loop) for node in body]
-    if any(is_op(node, "Scan", "Loop") for node in inner):
-        return False
-    if any("Sequence" in node.op_type for node in (*graph, *inner)):
-        return False
-    return bool(nodes) or _hands_on_states(graph, facts)
+    shape of an output, which may be a state. Most graphs have none of these."""
+    return any(is_op(node, "Scan", "Loop", "CumSum") for node in graph) or _hands_on_states(graph, facts)
 
 
 def _hands_on_states(graph: ir.Graph, facts: Facts) -> bool:
@@ -73,7 +66,7 @@ def _is_of_states(shape: Shape) -> bool:
     return len(shape) > 2 and all(size.is_const for size in shape[-2:])
 
 
-def _has_softmax(region: Region, softmaxes: AbstractSet[ir.Node]) -> bool:
+def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
     makers = {value.producer() for node in region.nodes for value in node.inputs if value is not None}
     return not softmaxes.isdisjoint(region.nodes) or not softmaxes.isdisjoint(makers)
 
@@ -102,10 +95,7 @@ def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> F
             node, pairs = Emitter(match, trial.builder, is_any_length).emit(facts.options.cann)
         except Decline:
             return None
-        pairs = [
-            (old, trial.builder.alias(new) if _needs_alias(old, new, trial.builder) else new) for old, new in pairs
-        ]
-        trial.replace(*pairs)
+        trial.replace(*((old, trial.builder.for_output(old, new)) for old, new in pairs))
         if trial.keep() is None:
             return None
     restore_order(graph)
@@ -132,7 +122,3 @@ def _lengths_in_words(anchor: str, match: LinearMatch, is_any_length: bool) -> s
     if is_any_length:
         beyond = "other numbers are computed, too"
     return f"{anchor}: as exported, this linear attention is right where the tokens are {match.lengths}; {beyond}"
-
-
-def _needs_alias(old: ir.Value, new: ir.Value, builder: Builder) -> bool:
-    return old.is_graph_output() and (new.is_graph_output() or not builder.has_made(new))

@@ -49,11 +49,13 @@ class Lengths:
     def __str__(self) -> str:
         if self.step > 1:
             return f"multiples of {self.step}"
-        parts = [
-            f"{first} or more" if last is None else str(first) if first == last else f"{first} to {last}"
-            for first, last in self.ranges
-        ]
-        return " and ".join(parts)
+        return " and ".join(_in_words(first, last) for first, last in self.ranges)
+
+
+def _in_words(first: int, last: int | None) -> str:
+    if last is None:
+        return f"{first} or more"
+    return str(first) if first == last else f"{first} to {last}"
 
 
 def chunk_sizes(region: Region) -> list[int]:

@@ -28,12 +28,14 @@ from fa_compiler.passes.linear.lengths import Lengths, chunk_sizes, right_length
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
-from fa_compiler.passes.linear.tensors import FailedError
+from fa_compiler.passes.linear.tensors import FailedError, TooLongError
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 POINTS = 3
 BATCHES = (3, 2, 5)
 """The sizes of an open batch, by the number of the point."""
+MOST_ELEMENTS = 1 << 22
+"""Where the number of tokens is open, no first length is looked at for which a tensor has more elements."""
 FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
 
 
@@ -94,15 +96,17 @@ class Prover:
         looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
             try:
-                point = self._point(batch, tokens, length, 0)
+                point = self._point(batch, tokens, length, 0, MOST_ELEMENTS if tokens else 0)
+                shapes = tuple(point.shape(value) for value in (*self._downstream, *self._upstream))
+                if shapes in looked_at:
+                    continue
+                looked_at.add(shapes)
+                match = self._at(point)
+            except TooLongError:
+                return None
             except FailedError as error:
                 self.trace(length, error)
                 continue
-            shapes = tuple(point.shape(value) for value in (*self._downstream, *self._upstream))
-            if shapes in looked_at:
-                continue
-            looked_at.add(shapes)
-            match = self._at(point)
             if match is not None:
                 return self._confirmed(match, batch, tokens, length)
         return None
@@ -127,9 +131,11 @@ class Prover:
             batch = set()
         return sorted(batch), sorted((named | first | others) - batch)
 
-    def _point(self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int) -> Evaluation:
+    def _point(
+        self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int, most: int = 0
+    ) -> Evaluation:
         sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
-        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents)
+        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents, most)
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         return point
 
@@ -228,15 +234,15 @@ class Prover:
 
     def _holds(self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int) -> bool:
         """Is the match right at another point?"""
-        try:
-            point = self._point(batch, tokens, length, number)
-        except FailedError:
-            return False
         is_open = bool(batch) and match.sizes.batch == BATCHES[0]
         own = BATCHES[number % len(BATCHES)] if is_open else match.sizes.batch
-        sizes = _sizes_at(match.found, match.sizes, point, own)
-        outcome = None if sizes is None else _outcome(match.found, point, sizes)
-        return sizes is not None and outcome is not None and _agrees(match, point, sizes, outcome)
+        try:
+            point = self._point(batch, tokens, length, number)
+            sizes = _sizes_at(match.found, match.sizes, point, own)
+            outcome = None if sizes is None else _outcome(match.found, point, sizes)
+            return sizes is not None and outcome is not None and _agrees(match, point, sizes, outcome)
+        except FailedError:
+            return False
 
 
 def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> bool:

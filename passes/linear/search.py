@@ -25,7 +25,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
-from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read
+from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows_of
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
@@ -368,11 +368,7 @@ def scaled(outcome: Outcome, found: Found) -> np.ndarray:
 
 def _in_orders(operand: Operand, shape: Sequence[int], sizes: Sizes) -> Iterator[Operand]:
     """An operand of one number for each head, or also for each key dimension, in the orders that its shape allows."""
-    own = {
-        "b": sizes.batch if operand.has_batch else 1,
-        "t": sizes.tokens if operand.has_tokens else 1,
-        "h": sizes.heads,
-    }
+    own = rows_of(operand, sizes)
     found = orders(shape, own)
     if sizes.key > 1 and operand.cut == 0:
         found += orders(shape, own | {"d": sizes.key})

@@ -22,6 +22,10 @@ class FailedError(Exception):
     """The graph fails with these sizes, or it computes what cannot be followed."""
 
 
+class TooLongError(FailedError):
+    """The graph takes too long, and no less with more tokens."""
+
+
 class UnknownError(FailedError):
     """An operator is not followed with these operands."""
 

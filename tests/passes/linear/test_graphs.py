@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import lzma
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 
 from fa_compiler.passes import Report
+from fa_compiler.passes.linear import evaluation, operators
 from tests.passes.running import Array, assert_same, fused, run
 
 GRAPHS = Path(__file__).parent / "graphs"
 TOLERANCE = 2e-5
 """float32 sums over up to 100 tokens, in another order, of decaying terms."""
+FLOAT = onnx.TensorProto.FLOAT
+SHAPES: dict[str, list[str | int | None]] = {"state": [4, 4], "k": [4, 4], "q": [4, "n"]}
 GATED_DELTA, GATED = "rule: gated_delta, a decay for each", "rule: gated, a decay for each"
 RULES = {
     "hand__loop_delta_matmul_vk_axis2_scatter": "rule: delta",
@@ -30,6 +35,7 @@ RULES = {
     "hand__scan_gated_head_matmul_axis0": f"{GATED} head",
     "hand__scan_linear_merged_rank3": "rule: linear",
     "script__gd_mul_index_put": f"{GATED_DELTA} head",
+    "script__kda_mul_stack": f"{GATED_DELTA} key dimension",
     "hand__unrolled5_gated_delta_head_mulsum_vk": f"{GATED_DELTA} head",
     "minimax__rule_loop5_dynamo": f"{GATED} head",
     "mamba2__rule_step_torchscript": f"{GATED} head",
@@ -127,3 +133,39 @@ def test_the_selective_scan_is_named() -> None:
     (block,) = report.blocks
     assert block.status == "linear_attention"
     assert block.reason is not None and "Mamba-1" in block.reason
+
+
+def loop_of(nodes: list[onnx.NodeProto], name: str, result: str) -> onnx.GraphProto:
+    """A body with one state of 4 rows and columns, `state_name`."""
+    number = helper.make_tensor_value_info(f"number_{name}", onnx.TensorProto.INT64, [])
+    flags = [helper.make_tensor_value_info(f"{flag}_{name}", onnx.TensorProto.BOOL, []) for flag in ("on", "still_on")]
+    states = [helper.make_tensor_value_info(state, FLOAT, [4, 4]) for state in (f"state_{name}", result)]
+    on = helper.make_node("Identity", [f"on_{name}"], [f"still_on_{name}"])
+    return helper.make_graph([*nodes, on], name, [number, flags[0], states[0]], [flags[1], states[1]])
+
+
+def test_loops_in_loops_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """3,600 runs of the inner body are more than a point is given, and no other point is looked at."""
+    products = [helper.make_node("MatMul", [["state_inner", "x0", "x1", "x2"][i], "k"], [f"x{i}"]) for i in range(4)]
+    inner = helper.make_node("Loop", ["trips", "", "state_outer"], ["done"], body=loop_of(products, "inner", "x3"))
+    outer = helper.make_node("Loop", ["trips", "", "state"], ["last"], body=loop_of([inner], "outer", "done"))
+    given = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in SHAPES.items()]
+    results = [
+        helper.make_tensor_value_info("out", FLOAT, [4, "n"]),
+        helper.make_tensor_value_info("last", FLOAT, [4, 4]),
+    ]
+    trips = numpy_helper.from_array(np.array(60), "trips")
+    nodes = [outer, helper.make_node("MatMul", ["last", "q"], ["out"])]
+    graph = helper.make_graph(nodes, "g", given, results, [trips])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    count = 0
+
+    def counted(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return operators.evaluated(*args)
+
+    monkeypatch.setattr(evaluation, "evaluated", counted)
+    _, report = fused(model)
+    assert not report.blocks
+    assert evaluation.MOST_STEPS / 2 < count <= evaluation.MOST_STEPS
