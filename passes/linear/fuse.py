@@ -17,7 +17,7 @@ from fa_compiler.passes.ir.nodes import FLOATS, is_op
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
 from fa_compiler.passes.linear.proof import LinearMatch, Prover
-from fa_compiler.passes.linear.regions import Region, regions
+from fa_compiler.passes.linear.regions import MATRIX, Region, regions
 from fa_compiler.passes.matching.softmax import anchors
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
@@ -53,17 +53,17 @@ def _may_hold_states(graph: ir.Graph, facts: Facts) -> bool:
 
 
 def _hands_on_states(graph: ir.Graph, facts: Facts) -> bool:
-    """Whether an input has the shape of an output and may hold states."""
+    """Whether an input has the fixed sizes of an output, and may hold states."""
     inputs, outputs = (
-        [facts.info.shape(value) for value in values if facts.info.dtype(value) in FLOATS]
+        {_fixed_sizes(facts.info.shape(value)) for value in values if facts.info.dtype(value) in FLOATS}
         for values in (graph.inputs, graph.outputs)
     )
-    return any(shape in outputs and _is_of_states(shape) for shape in inputs if shape is not None)
+    return any(sizes in outputs and len(sizes) > MATRIX and None not in sizes[-MATRIX:] for sizes in inputs)
 
 
-def _is_of_states(shape: Shape) -> bool:
-    """Whether a tensor may hold states: numbers of fixed rows and columns."""
-    return len(shape) > 2 and all(size.is_const for size in shape[-2:])
+def _fixed_sizes(shape: Shape | None) -> tuple[int | None, ...]:
+    """The sizes of a tensor, None in place of those that are open. The batch of a state is often one of these."""
+    return tuple(size.const for size in shape or ())
 
 
 def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
