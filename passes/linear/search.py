@@ -29,6 +29,7 @@ from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
+from fa_compiler.passes.linear.tensors import Tensor
 
 MOST_WORK = 20_000_000
 """So many numbers are computed in one search: about two seconds, where nothing fits. Files in which the tokens are as
@@ -39,6 +40,8 @@ EACH = 2_000
 TOKEN = 200
 """What a token of a recurrence costs."""
 CUTS = 3
+MERGED = 3
+"""An output of so many dimensions may have its heads merged with others."""
 KEY_SIZES = 4
 STATE_ORDERS = "bhkv"
 
@@ -120,10 +123,11 @@ class Search:
     limit: int = 0
 
     def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
-        """All that fits one of these outputs."""
+        """All that fits one of these outputs. Those whose heads are an axis come first: there is less to try."""
+        ordered = sorted(outputs, key=lambda value: len(self.point.tensor(value).shape) <= MERGED)
         trials = dict.fromkeys(
             (hypothesis, replace(sizes, key=key_size))
-            for output in outputs
+            for output in ordered
             for hypothesis, sizes in self._hypotheses(output)
             for key_size in self._key_sizes(sizes)
         )
@@ -183,7 +187,7 @@ class Search:
         dimension."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         for value in self.values:
-            if logarithmic and value not in self.point.exponents:
+            if logarithmic and value not in self.point.exponents and value not in self.point.powers.tables:
                 continue
             for operand in self._narrow_forms(value, sizes, logarithmic):
                 array = _along(read(operand, self.point, sizes), sizes)
@@ -194,7 +198,7 @@ class Search:
     def _narrow_forms(self, value: ir.Value, sizes: Sizes, logarithmic: bool) -> Iterator[Operand]:
         tensor = self.point.tensor(value)
         shape, numbers = tensor.shape, tensor.numbers()
-        if numbers is None or (tensor.exact is not None and (logarithmic or not _may_decay(tensor.exact))):
+        if numbers is None or not self._may_decay(value, tensor, logarithmic):
             return
         along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
         for count in range(min(CUTS, len(shape))):
@@ -203,6 +207,15 @@ class Search:
             for batch, tokens in along:
                 plain = Operand(value, "", sizes.heads, count, batch, tokens, logarithmic)
                 yield from _in_orders(plain, shape[: len(shape) - count], sizes)
+
+    def _may_decay(self, value: ir.Value, tensor: Tensor, logarithmic: bool) -> bool:
+        """Can a value be a decay? Of numbers that are the same in every run, those of tables are logarithms."""
+        array = tensor.exact
+        if array is None:
+            return True
+        if value in self.point.powers.tables:
+            return logarithmic
+        return not logarithmic and array.size > 1 and bool((array > 0).all() and (array <= 1).all())
 
     def _states(self, sizes: Sizes) -> list[tuple[State | None, np.ndarray | None]]:
         """The values that can be the first state."""
@@ -373,11 +386,6 @@ def _in_orders(operand: Operand, shape: Sequence[int], sizes: Sizes) -> Iterator
     if sizes.key > 1 and operand.cut == 0:
         found += orders(shape, own | {"d": sizes.key})
     yield from (replace(operand, order=order) for order in found)
-
-
-def _may_decay(array: np.ndarray) -> bool:
-    """Can numbers that are the same in every run be decays?"""
-    return array.size > 1 and bool((array > 0).all() and (array <= 1).all())
 
 
 def _few(array: np.ndarray) -> np.ndarray:
