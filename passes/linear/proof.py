@@ -74,11 +74,6 @@ class LinearMatch:
             return None
         return self.sizes.heads * (self.sizes.key if "d" in self.found.decay.order else 1)
 
-    @property
-    def is_selective_scan(self) -> bool:
-        """Is it the recurrence of Mamba-1: heads of one value, the channels, each with decays of its own?"""
-        return self.sizes.value == 1 and self.found.decay is not None and "d" in self.found.decay.order
-
 
 @dataclass(frozen=True)
 class Prover:
