@@ -16,7 +16,8 @@ from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import FLOATS, is_op
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
-from fa_compiler.passes.linear.proof import LinearMatch, Prover
+from fa_compiler.passes.linear.equal import proven
+from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.regions import MATRIX, Region, regions
 from fa_compiler.passes.matching.softmax import anchors
 from fa_compiler.passes.ops.context import Shape
@@ -42,8 +43,11 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear
         return []
     softmaxes = {node for anchor in anchors(graph, facts.info) for node in anchor.nodes}
     found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
-    matches = [match for region in found if (match := Prover(region, facts.info, graph).prove())]
-    return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+    matches = proven(found, graph, facts.info)
+    fused = [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+    if fused:
+        restore_order(graph)
+    return fused
 
 
 def _may_hold_states(graph: ir.Graph, facts: Facts) -> bool:
@@ -98,7 +102,6 @@ def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> F
         trial.replace(*((old, trial.builder.for_output(old, new)) for old, new in pairs))
         if trial.keep() is None:
             return None
-    restore_order(graph)
     block = Block(
         id=0,
         kind="no_softmax",

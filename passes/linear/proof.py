@@ -88,10 +88,12 @@ class Prover:
     graph: ir.Graph
     work: list[int] = field(default_factory=lambda: [0])
     """What the searches at all points have cost."""
+    unknown: frozenset[ir.Value] = frozenset()
+    """Constants that may hold any numbers."""
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        batch, tokens = self._open_sizes()
+        batch, tokens = self.open_sizes()
         lengths: Sequence[int] = FIRST_LENGTHS if tokens else (0,)
         looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
@@ -118,7 +120,7 @@ class Prover:
     def _exponents(self) -> set[ir.Value]:
         return with_exponents(self.region.nodes)
 
-    def _open_sizes(self) -> tuple[list[str], list[str]]:
+    def open_sizes(self) -> tuple[list[str], list[str]]:
         """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
         first, others = set[str](), set[str]()
         for value in self.graph.inputs:
@@ -135,7 +137,7 @@ class Prover:
         self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int, most: int = 0
     ) -> Evaluation:
         sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
-        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents, most)
+        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents, most, self.unknown)
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         return point
 
@@ -172,7 +174,7 @@ class Prover:
     ) -> LinearMatch:
         operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
-        batch, tokens = self._open_sizes()
+        batch, tokens = self.open_sizes()
         is_open = {
             "b": self._differs(found.output.value, batch, tokens),
             "t": self._differs(found.output.value, tokens, batch),
