@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read
-from fa_compiler.passes.linear.proof import LinearMatch, Prover
+from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -68,9 +68,9 @@ class _Member:
 
 def proven(regions: Sequence[Region], graph: ir.Graph, info: ShapeInfo) -> list[LinearMatch]:
     """The linear attentions among the regions of a graph, in their order."""
-    groups = dict[Hashable, list[_Member]]()
+    groups, inputs = dict[Hashable, list[_Member]](), InputSizes.of(graph, info)
     for place, region in enumerate(regions):
-        prover = Prover(region, info, graph)
+        prover = Prover(region, info, inputs)
         form = form_of(prover)
         groups.setdefault(form.entries, []).append(_Member(place, prover, form))
     found = dict[int, LinearMatch]()

@@ -80,12 +80,30 @@ class LinearMatch:
 
 
 @dataclass(frozen=True)
+class InputSizes:
+    """The names of the sizes of a graph's inputs: those of first axes, and those of others."""
+
+    first: frozenset[str]
+    others: frozenset[str]
+
+    @staticmethod
+    def of(graph: ir.Graph, info: ShapeInfo) -> InputSizes:
+        """Those of a graph."""
+        first, others = set[str](), set[str]()
+        for value in graph.inputs:
+            for axis, dim in enumerate(info.shape(value) or ()):
+                (others if axis else first).update(_names(dim))
+        return InputSizes(frozenset(first), frozenset(others))
+
+
+@dataclass(frozen=True)
 class Prover:
     """Proves one region."""
 
     region: Region
     info: ShapeInfo
-    graph: ir.Graph
+    inputs: InputSizes
+    """Of the graph of the region."""
     work: list[int] = field(default_factory=lambda: [0])
     """What the searches at all points have cost."""
     unknown: frozenset[ir.Value] = frozenset()
@@ -122,15 +140,13 @@ class Prover:
 
     def open_sizes(self) -> tuple[list[str], list[str]]:
         """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
-        first, others = set[str](), set[str]()
-        for value in self.graph.inputs:
-            for axis, dim in enumerate(self.info.shape(value) or ()):
-                (others if axis else first).update(_names(dim))
-        leaves = [value for node in self.region.nodes for value in node.inputs if value is not None]
-        named = {name for value in leaves for dim in self.info.shape(value) or () for name in _names(dim)}
+        first, others = self.inputs.first, self.inputs.others
+        leaves = {value for node in self.region.nodes for value in node.inputs if value is not None}
+        sizes = {dim for value in leaves for dim in self.info.shape(value) or () if dim.const is None}
+        named = {name for dim in sizes for name in _names(dim)}
         batch = first - others
         if named <= batch:
-            batch = set()
+            batch = frozenset()
         return sorted(batch), sorted((named | first | others) - batch)
 
     def _point(

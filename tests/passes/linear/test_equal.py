@@ -13,11 +13,12 @@ from onnx import helper, numpy_helper
 
 from fa_compiler.passes import Report
 from fa_compiler.passes.linear.equal import Form, form_of
-from fa_compiler.passes.linear.proof import LinearMatch, Prover
+from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import regions
 from fa_compiler.passes.values.shapes import analyse
 from tests.passes.linear.test_graphs import NEAR, TOLERANCE, feeds_of, load
 from tests.passes.running import assert_same, fused, run
+from tests.passes.test_linear import calls
 
 STEP, CHUNKS, CONSTANT = (
     "qwen3_next__rule_step_dynamo",
@@ -110,7 +111,7 @@ def form(model: onnx.ModelProto) -> Form:
     graph = ir.from_proto(model).graph
     info = analyse(graph)
     (region,) = regions(graph, info)
-    return form_of(Prover(region, info, graph))
+    return form_of(Prover(region, info, InputSizes.of(graph, info)))
 
 
 def node_of(graph: onnx.GraphProto, op_type: str) -> onnx.NodeProto:
@@ -214,3 +215,10 @@ def test_a_name_of_a_size_is_its_role() -> None:
 def test_weights_that_are_not_finite_are_no_random_numbers() -> None:
     usual, infinite = (form(weighted(load(STEP), 0, content)) for content in (np.ones(4, "f"), np.full(4, np.inf, "f")))
     assert usual.entries != infinite.entries
+
+
+def test_a_layer_more_costs_the_same() -> None:
+    """Counted in calls, which no other load disturbs."""
+    counts = [calls(ir.from_proto(beside(*(load(STEP) for _ in range(layers))))) for layers in (3, 3, 13, 23)]
+    _, few, some, many = counts  # the first run fills caches
+    assert many - some == pytest.approx(some - few, rel=0.025)
