@@ -442,7 +442,7 @@ def all_graphs(model: ir.Model) -> list[ir.Graph]:
 def subgraphs(node: ir.Node) -> list[ir.Graph]:
     """The graphs among the attributes of a node."""
     graphs: list[ir.Graph] = []
-    for attr in node.attributes.values():
+    for attr in node.attributes.data.values():  # several times as fast as the values of a UserDict
         if attr.type == ir.AttributeType.GRAPH and not attr.is_ref():
             graphs.append(attr.as_graph())
         elif attr.type == ir.AttributeType.GRAPHS and not attr.is_ref():
@@ -454,6 +454,8 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     """The values that a node reads: its inputs, the inputs of nodes in its subgraphs, and the results of these
     subgraphs."""
     bodies = subgraphs(node)
+    if not bodies:
+        return [value for value in node.inputs if value is not None]
     inner = [value for body in bodies for reader in all_nodes(body) for value in reader.inputs]
     returned = [value for body in bodies for value in body.outputs]
     return [value for value in (*node.inputs, *inner, *returned) if value is not None]

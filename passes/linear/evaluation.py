@@ -75,7 +75,7 @@ def with_exponents(nodes: Iterable[ir.Node]) -> set[ir.Value]:
 @dataclass
 class Evaluation:
     """The numbers of values for given sizes. `sizes` holds the names of sizes that are open in the graph. No tensor has
-    more elements than `most`, if that is not 0."""
+    more elements than `most`, if that is not 0. The constants in `unknown` get random numbers."""
 
     info: ShapeInfo
     sizes: Mapping[str, int]
@@ -83,6 +83,7 @@ class Evaluation:
     exponents: set[ir.Value]
     powers: Powers = field(default_factory=Powers)
     most: int = 0
+    unknown: frozenset[ir.Value] = frozenset()
     known: dict[ir.Value, Sequenced] = field(default_factory=dict)
     scalars: set[float] = field(default_factory=set)
     """The single numbers that were met: one of them may be the scale."""
@@ -104,7 +105,7 @@ class Evaluation:
         return self.known[value]
 
     def _leaf(self, value: ir.Value) -> Tensor:
-        array = constant(value)
+        array = None if value in self.unknown else constant(value)
         if array is not None:
             tensor = exact(array)
             self._meet(tensor)

@@ -15,7 +15,8 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
-from fa_compiler.passes.linear.proof import LinearMatch, Prover
+from fa_compiler.passes.linear.equal import proven
+from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.regions import Region, regions
 from fa_compiler.passes.matching.softmax import anchors
 from fa_compiler.passes.values.facts import Facts
@@ -40,8 +41,11 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear
         return []
     softmaxes = {node for anchor in anchors(graph, facts.info) for node in anchor.nodes}
     found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
-    matches = [match for region in found if (match := Prover(region, facts.info, graph).prove())]
-    return [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+    matches = proven(found, graph, facts.info)
+    fused = [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+    if fused:
+        restore_order(graph)
+    return fused
 
 
 def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
@@ -61,7 +65,6 @@ def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> F
         trial.replace(*((old, trial.builder.for_output(old, new)) for old, new in pairs))
         if trial.keep() is None:
             return None
-    restore_order(graph)
     block = Block(
         id=0,
         kind="no_softmax",

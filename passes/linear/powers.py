@@ -1,5 +1,5 @@
-"""Constants that hold the powers of decays. Lightning attention in blocks has e^(-s (i - j)) for row i and column j of a
-block, where s is the slope of a head.
+"""Constants that hold the powers of decays. Lightning attention in blocks has e^(-s (i - j)) for row i and column j of
+a block, where s is the slope of a head.
 
     tables :=
       1     neighbours along one axis have the same ratio, which is e^-s or e^s: the slopes of a table

@@ -76,22 +76,41 @@ class LinearMatch:
 
 
 @dataclass(frozen=True)
+class InputSizes:
+    """The names of the sizes of a graph's inputs: those of first axes, and those of others."""
+
+    first: frozenset[str]
+    others: frozenset[str]
+
+    @staticmethod
+    def of(graph: ir.Graph, info: ShapeInfo) -> InputSizes:
+        """Those of a graph."""
+        first, others = set[str](), set[str]()
+        for value in graph.inputs:
+            for axis, dim in enumerate(info.shape(value) or ()):
+                (others if axis else first).update(_names(dim))
+        return InputSizes(frozenset(first), frozenset(others))
+
+
+@dataclass(frozen=True)
 class Prover:
     """Proves one region."""
 
     region: Region
     info: ShapeInfo
-    graph: ir.Graph
+    inputs: InputSizes
+    """Of the graph of the region."""
     powers: Powers = field(default_factory=Powers)
     work: list[int] = field(default_factory=lambda: [0])
     """What the searches at all points have cost."""
+    unknown: frozenset[ir.Value] = frozenset()
+    """Constants that may hold any numbers."""
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        batch, tokens = self._open_sizes()
-        named = {name for value in self._leaves for dim in self.info.shape(value) or () for name in _names(dim)}
+        batch, tokens = self.open_sizes()
         match = self._proven(batch, tokens)
-        if not named <= set(batch) or (match is not None and match.sizes.batch == BATCHES[0]):
+        if not self._named <= set(batch) or (match is not None and match.sizes.batch == BATCHES[0]):
             return match
         return self._proven([], sorted({*batch, *tokens}))  # the first axis may be that of the tokens
 
@@ -123,26 +142,25 @@ class Prover:
     def _exponents(self) -> set[ir.Value]:
         return with_exponents(self.region.nodes)
 
-    def _open_sizes(self) -> tuple[list[str], list[str]]:
+    def open_sizes(self) -> tuple[list[str], list[str]]:
         """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
-        first, others = set[str](), set[str]()
-        for value in self.graph.inputs:
-            for axis, dim in enumerate(self.info.shape(value) or ()):
-                (others if axis else first).update(_names(dim))
-        named = {name for value in self._leaves for dim in self.info.shape(value) or () for name in _names(dim)}
+        first, others = self.inputs.first, self.inputs.others
         batch = first - others
-        return sorted(batch), sorted((named | first | others) - batch)
+        return sorted(batch), sorted((self._named | first | others) - batch)
 
     @cached_property
-    def _leaves(self) -> list[ir.Value]:
-        return [value for node in self.region.nodes for value in node.inputs if value is not None]
+    def _named(self) -> set[str]:
+        """The names of open sizes in the region."""
+        values = {value for node in self.region.nodes for value in node.inputs if value is not None}
+        sizes = {dim for value in values for dim in self.info.shape(value) or () if dim.const is None}
+        return {name for dim in sizes for name in _names(dim)}
 
     def _point(
         self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int, most: int = 0
     ) -> Evaluation:
         sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
         seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
-        point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most)
+        point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown)
         point.known.update(self.powers.decays(seed))
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         if len(self.powers.tables) == tables:
