@@ -11,7 +11,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, left, rule_in_words
-from fa_compiler.passes.ir.nodes import input_of, int_attr
+from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -35,13 +35,12 @@ class LinearCall:
     @classmethod
     def of(cls, node: ir.Node) -> LinearCall:
         """Of a LinearAttention."""
-        rule, scale = node.attributes.get("update_rule"), node.attributes.get("scale")
-        present = node.outputs[1:2]
+        scale, present = node.attributes.get("scale"), node.outputs[1:2]
         return cls(
             node,
             {name: value for index, name in enumerate(INPUTS) if (value := input_of(node, index)) is not None},
             (int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)),
-            "gated_delta" if rule is None else rule.as_string(),
+            text_attr(node, "update_rule", "gated_delta"),
             0.0 if scale is None else scale.as_float(),
             any(value.uses() or value.is_graph_output() for value in present),
             is_ready_made=True,
@@ -56,8 +55,10 @@ class LinearCall:
     def words(self, info: ShapeInfo) -> str:
         """The rule, and what decays."""
         decay, heads = self.inputs.get("decay"), self.heads[1]
-        shape = None if decay is None else info.shape(decay)
-        return rule_in_words(self.rule, None if decay is None else heads if shape is None else shape[-1].const, heads)
+        if decay is None:
+            return rule_in_words(self.rule, None, heads)
+        shape = info.shape(decay)
+        return rule_in_words(self.rule, heads if shape is None else shape[-1].const, heads)
 
     def decline(self, reason: str, hint: str | None = None, code: Code = Code.RUNTIME) -> Decline:
         """A Decline, to be raised: with the code of ready-made operators for one, and with this code for plain

@@ -11,7 +11,7 @@ Where the number of tokens is open, lengths.py says which of them are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -88,15 +88,23 @@ class Prover:
     graph: ir.Graph
     work: list[int] = field(default_factory=lambda: [0])
     """What the searches at all points have cost."""
+    batch: Sequence[str] = ()
+    """The names of sizes that differ from run to run and are the batch."""
+    tokens: Sequence[str] = ()
+    """Those that are not."""
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        batch, tokens = self._open_sizes()
-        lengths: Sequence[int] = FIRST_LENGTHS if tokens else (0,)
+        provers = (replace(self, batch=batch, tokens=tokens) for batch, tokens in self._open_sizes())
+        return next((match for prover in provers if (match := prover._proven()) is not None), None)
+
+    def _proven(self) -> LinearMatch | None:
+        """The linear attention, where the open sizes are these."""
+        lengths: Sequence[int] = FIRST_LENGTHS if self.tokens else (0,)
         looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
             try:
-                point = self._point(batch, tokens, length, 0, MOST_ELEMENTS if tokens else 0)
+                point = self._point(length, 0, MOST_ELEMENTS if self.tokens else 0)
                 shapes = tuple(point.shape(value) for value in (*self._downstream, *self._upstream))
                 if shapes in looked_at:
                     continue
@@ -108,7 +116,7 @@ class Prover:
                 self.trace(length, error)
                 continue
             if match is not None:
-                return self._confirmed(match, batch, tokens, length)
+                return self._confirmed(match, length)
         return None
 
     def trace(self, *what: object) -> None:
@@ -118,23 +126,22 @@ class Prover:
     def _exponents(self) -> set[ir.Value]:
         return with_exponents(self.region.nodes)
 
-    def _open_sizes(self) -> tuple[list[str], list[str]]:
-        """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
+    def _open_sizes(self) -> list[tuple[list[str], list[str]]]:
+        """What the sizes that differ from run to run may be, by their names: the batch, and the others."""
         first, others = set[str](), set[str]()
         for value in self.graph.inputs:
             for axis, dim in enumerate(self.info.shape(value) or ()):
                 (others if axis else first).update(_names(dim))
         leaves = [value for node in self.region.nodes for value in node.inputs if value is not None]
         named = {name for value in leaves for dim in self.info.shape(value) or () for name in _names(dim)}
-        batch = first - others
+        batch, every = first - others, named | first | others
+        choices = [batch]
         if named <= batch:
-            batch = set()
-        return sorted(batch), sorted((named | first | others) - batch)
+            choices.append(set())  # the first axis may be that of the tokens
+        return [(sorted(choice), sorted(every - choice)) for choice in choices]
 
-    def _point(
-        self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int, most: int = 0
-    ) -> Evaluation:
-        sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
+    def _point(self, length: int, number: int, most: int = 0) -> Evaluation:
+        sizes = dict.fromkeys(self.batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(self.tokens, length)
         point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents, most)
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         return point
@@ -157,8 +164,9 @@ class Prover:
             if outcome is None:
                 continue
             covered = self._covered(found, point, sizes, outcome)
-            if covered is not None:
-                return self._match(found, sizes, point, *covered)
+            match = None if covered is None else self._match(found, sizes, point, *covered)
+            if match is not None and not (match.is_open["b"] and sizes.batch != BATCHES[0]):
+                return match
         self.work[0] = search.work
         return None
 
@@ -172,10 +180,9 @@ class Prover:
     ) -> LinearMatch:
         operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
-        batch, tokens = self._open_sizes()
         is_open = {
-            "b": self._differs(found.output.value, batch, tokens),
-            "t": self._differs(found.output.value, tokens, batch),
+            "b": self._differs(found.output.value, self.batch, self.tokens),
+            "t": self._differs(found.output.value, self.tokens, self.batch),
         }
         return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
 
@@ -216,31 +223,28 @@ class Prover:
             pending.extend(each for each in node.inputs if each is not None)
         return tuple(outputs.values()), tuple(states.values())
 
-    def _confirmed(
-        self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int
-    ) -> LinearMatch | None:
+    def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:
         """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
-        if not all(self._holds(match, batch, tokens, length, number) for number in range(1, POINTS)):
+        if not all(self._holds(match, length, number) for number in range(1, POINTS)):
             self.trace("not confirmed")
             return None
         if not match.is_open["t"]:
             return match
         numbers = count(POINTS)
-        lengths = right_lengths(
-            chunk_sizes(self.region), length, lambda each: self._holds(match, batch, tokens, each, next(numbers))
-        )
+        lengths = right_lengths(chunk_sizes(self.region), length, lambda each: self._holds(match, each, next(numbers)))
         self.trace("lengths", lengths)
         return None if lengths is None else replace(match, lengths=lengths)
 
-    def _holds(self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int) -> bool:
+    def _holds(self, match: LinearMatch, length: int, number: int) -> bool:
         """Is the match right at another point?"""
-        is_open = bool(batch) and match.sizes.batch == BATCHES[0]
-        own = BATCHES[number % len(BATCHES)] if is_open else match.sizes.batch
+        own = BATCHES[number % len(BATCHES)] if match.is_open["b"] else match.sizes.batch
         try:
-            point = self._point(batch, tokens, length, number)
+            point = self._point(length, number)
             sizes = _sizes_at(match.found, match.sizes, point, own)
-            outcome = None if sizes is None else _outcome(match.found, point, sizes)
-            return sizes is not None and outcome is not None and _agrees(match, point, sizes, outcome)
+            if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
+                return False
+            outcome = _outcome(match.found, point, sizes)
+            return outcome is not None and _agrees(match, point, sizes, outcome)
         except FailedError:
             return False
 
