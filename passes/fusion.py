@@ -252,9 +252,9 @@ class _Run:
 
     def _fuse_linear(self, graph: ir.Graph) -> dict[ir.Node, Block]:
         """Fuse the linear attentions of plain operators. Returns their nodes and blocks."""
-        if self.opset > NEWEST_OPSET or self.refusal is not None:
+        if self.opset > NEWEST_OPSET:
             return {}
-        fused = fuse_linear(graph, self.facts, self.names)
+        fused = fuse_linear(graph, self.facts, self.names, self.refusal)
         self.made.extend(each.node for each in fused if each.block.status == "fused")
         self.notes.extend(each.note for each in fused if each.note is not None)
         self.named.update(node for each in fused for node in each.members)

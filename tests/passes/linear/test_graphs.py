@@ -128,11 +128,11 @@ def test_any_length_makes_the_file_right(length: int) -> None:
     assert_same(got[:, :shared], wanted[:, :shared], TOLERANCE)
 
 
-def test_the_selective_scan_is_named() -> None:
-    _, report = fused(load("mamba__rule_step_dynamo"))
-    (block,) = report.blocks
-    assert block.status == "linear_attention"
-    assert block.reason is not None and "Mamba-1" in block.reason
+def test_channels_are_heads_of_one_value() -> None:
+    """Mamba-1: each of 16 channels has 8 decays of its own, and all share query and key."""
+    (block,) = compared("mamba__rule_step_dynamo", (1,)).blocks
+    assert block.status == "fused"
+    assert block.heads == (1, 16)
 
 
 def loop_of(nodes: list[onnx.NodeProto], name: str, result: str) -> onnx.GraphProto:
