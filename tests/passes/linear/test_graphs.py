@@ -128,6 +128,22 @@ def test_any_length_makes_the_file_right(length: int) -> None:
     assert_same(got[:, :shared], wanted[:, :shared], TOLERANCE)
 
 
+def test_a_size_may_be_one_number_or_none() -> None:
+    """The last token of a window of open width: one, or none where the window is empty. Its heads are what is left."""
+    model = load("qwen3_next__rule_step_dynamo")
+    for node in model.graph.node:
+        node.input[:] = ["heads" if name == "q" else name for name in node.input]
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "n"
+    numbers = {"first": [-1], "end": [2**62], "axis": [1], "shape": [1, 1, -1, 16]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(each), name) for name, each in numbers.items())
+    model.graph.node.insert(0, helper.make_node("Reshape", ["last", "shape"], ["heads"]))
+    model.graph.node.insert(0, helper.make_node("Slice", ["q", "first", "end", "axis"], ["last"]))
+    result, report = fused(model)
+    assert report.count("fused") == 1
+    for got, wanted in zip(run(result, feeds_of(model, 3)), run(model, feeds_of(model, 3)), strict=True):
+        assert_same(got, wanted, TOLERANCE)
+
+
 def test_the_selective_scan_is_named() -> None:
     _, report = fused(load("mamba__rule_step_dynamo"))
     (block,) = report.blocks
