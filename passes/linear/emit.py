@@ -196,7 +196,8 @@ class Emitter:
 
     def _rows(self, operand: Operand, query: ir.Value) -> ir.Value:
         """A number for each token and head, or also for each key dimension, as [B,T,H] or [B,T,H*Dk]."""
-        value = self._moved(operand, ["b", "t", "hd" if "d" in operand.order else "h"])
+        batch, tokens = "b" if operand.has_batch else "", "t" if operand.has_tokens else ""
+        value = self._moved(operand, [batch, tokens, "hd" if "d" in operand.order else "h"])
         if operand.has_batch and operand.has_tokens:
             return value
         width = operand.heads * (self.match.sizes.key if "d" in operand.order else 1)
@@ -209,6 +210,11 @@ class Emitter:
 
     def _decay(self, operand: Operand, query: ir.Value) -> ir.Value:
         """The logarithm of the decay."""
+        logs = operand.value.const_value
+        if logs is not None and operand.value.graph is None:  # the slopes of tables (powers.py)
+            made = self.builder.constant(logs.numpy(), "decay")
+            self.match.shapes[made] = self.match.shapes[operand.value]
+            return self._rows(replace(operand, value=made), query)
         if operand.logarithmic:
             return self._rows(operand, query)
         maker = producer(operand.value)

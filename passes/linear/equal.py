@@ -33,6 +33,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read
+from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -88,7 +89,7 @@ def _proven_together(members: Sequence[_Member]) -> Iterator[tuple[int, LinearMa
         first = members[0]
         differing = zip(*(member.form.contents for member in members), strict=True)
         unknown = frozenset(first.form.values[each[0][0]] for each in differing if len(set(each)) > 1)
-        if (match := dataclasses.replace(first.prover, unknown=unknown, work=[0]).prove()) is not None:
+        if (match := dataclasses.replace(first.prover, unknown=unknown, powers=Powers(), work=[0]).prove()) is not None:
             yield from _carried(match, members)
             return
     for equal in by_content.values():  # 1: the same content
@@ -104,9 +105,9 @@ def _carried(match: LinearMatch, members: Sequence[_Member]) -> Iterator[tuple[i
 
 
 def _replaced(item: Any, others: Mapping[ir.Value, ir.Value], region: Region) -> Any:
-    """A record with other values in the places of its own."""
+    """A record with other values in the places of its own. The decays of tables (powers.py) are in no region."""
     if isinstance(item, ir.Value):
-        return others[item]
+        return others.get(item, item)
     if isinstance(item, Region):
         return region
     if dataclasses.is_dataclass(item) and not isinstance(item, type):

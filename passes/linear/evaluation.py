@@ -15,6 +15,7 @@ import onnx_ir as ir
 from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.operators import evaluated
+from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -80,6 +81,7 @@ class Evaluation:
     sizes: Mapping[str, int]
     seed: int
     exponents: set[ir.Value]
+    powers: Powers = field(default_factory=Powers)
     most: int = 0
     unknown: frozenset[ir.Value] = frozenset()
     known: dict[ir.Value, Sequenced] = field(default_factory=dict)
@@ -171,6 +173,9 @@ class Evaluation:
         if self.most and math.prod(tensor.shape) > self.most:
             raise TooLongError("a tensor of many elements")
         array = tensor.exact
+        if array is not None and tensor.field is None:
+            self.powers.meet(array)
+            tensor.field = self.powers.read(array, self.seed)
         if array is not None and array.size == 1 and array.dtype.kind == "f" and len(self.scalars) < MOST_SCALARS:
             number = float(array.reshape(-1)[0])
             if np.isfinite(number) and number != 0.0:

@@ -9,18 +9,16 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import ANY_LENGTH
-from fa_compiler.passes.answer.report import Block, Code
+from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import FLOATS, is_op
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import OP, Emitter
 from fa_compiler.passes.linear.equal import proven
 from fa_compiler.passes.linear.proof import LinearMatch
-from fa_compiler.passes.linear.regions import MATRIX, Region, regions
+from fa_compiler.passes.linear.regions import Region, regions
 from fa_compiler.passes.matching.softmax import anchors
-from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
 
 
@@ -39,7 +37,7 @@ class FusedLinear:
 def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
     """Replace the linear attentions of a graph, its subgraphs not included. A region that holds a softmax, or reads
     what one gives, is an attention with a softmax or its gradient."""
-    if facts.options.target != "ort" or not graph.outputs or not _may_hold_states(graph, facts):
+    if facts.options.target != "ort" or not graph.outputs:
         return []
     softmaxes = {node for anchor in anchors(graph, facts.info) for node in anchor.nodes}
     found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
@@ -50,48 +48,13 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear
     return fused
 
 
-def _may_hold_states(graph: ir.Graph, facts: Facts) -> bool:
-    """Whether a graph is worth the search: it has a loop, the running sums of a chunk's decays, or an input with the
-    shape of an output, which may be a state. Most graphs have none of these."""
-    return any(is_op(node, "Scan", "Loop", "CumSum") for node in graph) or _hands_on_states(graph, facts)
-
-
-def _hands_on_states(graph: ir.Graph, facts: Facts) -> bool:
-    """Whether an input has the fixed sizes of an output, and may hold states."""
-    inputs, outputs = (
-        {_fixed_sizes(facts.info.shape(value)) for value in values if facts.info.dtype(value) in FLOATS}
-        for values in (graph.inputs, graph.outputs)
-    )
-    return any(sizes in outputs and len(sizes) > MATRIX and None not in sizes[-MATRIX:] for sizes in inputs)
-
-
-def _fixed_sizes(shape: Shape | None) -> tuple[int | None, ...]:
-    """The sizes of a tensor, None in place of those that are open. The batch of a state is often one of these."""
-    return tuple(size.const for size in shape or ())
-
-
 def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
     makers = {value.producer() for node in region.nodes for value in node.inputs if value is not None}
     return not softmaxes.isdisjoint(region.nodes) or not softmaxes.isdisjoint(makers)
 
 
-def _selective_scan(match: LinearMatch) -> Block:
-    """The block of a recurrence of Mamba-1, which is left as it is."""
-    reason = (
-        f"the selective scan of Mamba-1: each of {match.sizes.heads} channels has {match.sizes.key} decays of its own. "
-        f"{OP} is made for states whose values share their decays"
-    )
-    node = match.found.output.value.producer()
-    name = label(node) or ""
-    return Block(
-        id=0, kind="no_softmax", anchor=name, status="linear_attention", code=Code.LINEAR, reason=reason, culprit=name
-    )
-
-
 def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> FusedLinear | None:
     output = match.found.output.value.producer()
-    if match.is_selective_scan:
-        return None if output is None else FusedLinear(output, _selective_scan(match), members=match.region.members)
     is_any_length = ANY_LENGTH in facts.options.assume
     anchor = label(output) or ""
     with Trial(Builder(graph, names, facts.info)) as trial:

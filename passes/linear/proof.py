@@ -25,6 +25,7 @@ from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import Lengths, chunk_sizes, right_lengths
+from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
@@ -73,11 +74,6 @@ class LinearMatch:
             return None
         return self.sizes.heads * (self.sizes.key if "d" in self.found.decay.order else 1)
 
-    @property
-    def is_selective_scan(self) -> bool:
-        """Is it the recurrence of Mamba-1: heads of one value, the channels, each with decays of its own?"""
-        return self.sizes.value == 1 and self.found.decay is not None and "d" in self.found.decay.order
-
 
 @dataclass(frozen=True)
 class InputSizes:
@@ -104,6 +100,7 @@ class Prover:
     info: ShapeInfo
     inputs: InputSizes
     """Of the graph of the region."""
+    powers: Powers = field(default_factory=Powers)
     work: list[int] = field(default_factory=lambda: [0])
     """What the searches at all points have cost."""
     unknown: frozenset[ir.Value] = frozenset()
@@ -112,6 +109,13 @@ class Prover:
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
         batch, tokens = self.open_sizes()
+        match = self._proven(batch, tokens)
+        if not self._named <= set(batch) or (match is not None and match.sizes.batch == BATCHES[0]):
+            return match
+        return self._proven([], sorted({*batch, *tokens}))  # the first axis may be that of the tokens
+
+    def _proven(self, batch: Sequence[str], tokens: Sequence[str]) -> LinearMatch | None:
+        """The same, where it is known which sizes are the batch."""
         lengths: Sequence[int] = FIRST_LENGTHS if tokens else (0,)
         looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
@@ -121,7 +125,7 @@ class Prover:
                 if shapes in looked_at:
                     continue
                 looked_at.add(shapes)
-                match = self._at(point)
+                match = self._at(point, batch, tokens)
             except TooLongError:
                 return None
             except FailedError as error:
@@ -141,21 +145,27 @@ class Prover:
     def open_sizes(self) -> tuple[list[str], list[str]]:
         """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
         first, others = self.inputs.first, self.inputs.others
-        leaves = {value for node in self.region.nodes for value in node.inputs if value is not None}
-        sizes = {dim for value in leaves for dim in self.info.shape(value) or () if dim.const is None}
-        named = {name for dim in sizes for name in _names(dim)}
         batch = first - others
-        if named <= batch:
-            batch = frozenset()
-        return sorted(batch), sorted((named | first | others) - batch)
+        return sorted(batch), sorted((self._named | first | others) - batch)
+
+    @cached_property
+    def _named(self) -> set[str]:
+        """The names of open sizes in the region."""
+        values = {value for node in self.region.nodes for value in node.inputs if value is not None}
+        sizes = {dim for value in values for dim in self.info.shape(value) or () if dim.const is None}
+        return {name for dim in sizes for name in _names(dim)}
 
     def _point(
         self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int, most: int = 0
     ) -> Evaluation:
         sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
-        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents, most, self.unknown)
+        seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
+        point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown)
+        point.known.update(self.powers.decays(seed))
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
-        return point
+        if len(self.powers.tables) == tables:
+            return point
+        return self._point(batch, tokens, length, number, most)  # what was read before its table was met
 
     @cached_property
     def _upstream(self) -> dict[ir.Value, int]:
@@ -165,9 +175,10 @@ class Prover:
     def _downstream(self) -> list[ir.Value]:
         return downstream(self.region)
 
-    def _at(self, point: Evaluation) -> LinearMatch | None:
+    def _at(self, point: Evaluation, batch: Sequence[str], tokens: Sequence[str]) -> LinearMatch | None:
         """What is found at one point."""
         values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
+        values |= dict.fromkeys(self.powers.tables, 1)
         results = [value for value in self._downstream if _is_tensor(value, point)]
         search = Search(point, values, self.work[0])
         for found, sizes in search.find(results):
@@ -176,7 +187,11 @@ class Prover:
                 continue
             covered = self._covered(found, point, sizes, outcome)
             if covered is not None:
-                return self._match(found, sizes, point, *covered)
+                is_open = {
+                    "b": self._differs(found.output.value, batch, tokens),
+                    "t": self._differs(found.output.value, tokens, batch),
+                }
+                return self._match(found, sizes, point, is_open, *covered)
         self.work[0] = search.work
         return None
 
@@ -185,16 +200,12 @@ class Prover:
         found: Found,
         sizes: Sizes,
         point: Evaluation,
+        is_open: Mapping[str, bool],
         outputs: tuple[Operand, ...],
         states: tuple[State, ...],
     ) -> LinearMatch:
         operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
-        batch, tokens = self.open_sizes()
-        is_open = {
-            "b": self._differs(found.output.value, batch, tokens),
-            "t": self._differs(found.output.value, tokens, batch),
-        }
         return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:

@@ -21,7 +21,17 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import FLOATS, STANDARD, is_op, is_weight, outputs_of, reached, readers_of, values_read
+from fa_compiler.passes.ir.nodes import (
+    FLOATS,
+    STANDARD,
+    constant,
+    is_op,
+    is_weight,
+    outputs_of,
+    reached,
+    readers_of,
+    values_read,
+)
 from fa_compiler.passes.linear.operators import ELEMENTWISE, RULES
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -30,6 +40,7 @@ LOOPS = ("Loop", "Scan")
 CONTROL = (*LOOPS, "If", "SequenceEmpty", "SequenceConstruct", "SequenceInsert", "ConcatFromSequence", "Constant")
 DEEP = 2
 MATRIX = 2
+MOST_ZEROS = 1 << 24
 MOST_NODES = 20_000
 """More nodes than this are no region."""
 
@@ -129,9 +140,9 @@ def _bits(dtype: ir.DataType | None) -> int:
 
 
 def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
-    """Is a product one with weights? A larger constant beside a product may be a first state."""
+    """Is a product one with weights? A larger constant beside a product may be a first state, and so may zeros."""
     for value in node.inputs:
-        if _holds_weights(value):
+        if _holds_weights(value) and not _is_zero(value):
             is_matrix = len(info.shape(value) or ()) <= MATRIX
             if is_matrix or not any(depths.get(each, 0) for each in node.inputs if each is not None):
                 return True
@@ -142,6 +153,11 @@ def _holds_weights(value: ir.Value | None) -> bool:
     """Is a value a tensor of weights, moved or not?"""
     chain = reached([value], lambda each: _moved_from(each), limit=8)
     return any(each is not None and is_weight(each) for each in chain)
+
+
+def _is_zero(value: ir.Value | None) -> bool:
+    array = constant(value, limit=MOST_ZEROS)
+    return array is not None and array.ndim > MATRIX and not array.any()
 
 
 def _is_fixed(value: ir.Value | None) -> bool:

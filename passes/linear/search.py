@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 
@@ -29,9 +29,10 @@ from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
+from fa_compiler.passes.linear.tensors import Tensor
 
 MOST_WORK = 20_000_000
-"""So many numbers are computed in one search: about two seconds, where nothing fits. Files in which the tokens are as
+"""So many numbers are computed in one search: two seconds, where nothing fits. Files in which the tokens are as
 many as the heads or as the dimensions of a head need most of them."""
 FIRST_SHARE = 500_000
 EACH = 2_000
@@ -39,6 +40,8 @@ EACH = 2_000
 TOKEN = 200
 """What a token of a recurrence costs."""
 CUTS = 3
+MERGED = 3
+"""An output of so many dimensions may have its heads merged with others."""
 KEY_SIZES = 4
 STATE_ORDERS = "bhkv"
 
@@ -118,29 +121,38 @@ class Search:
     values: Mapping[ir.Value, int]
     work: int = 0
     limit: int = 0
+    left: list[tuple[Operand, Sizes]] = field(default_factory=list)
+    """The outputs and sizes that were left at the limit."""
 
     def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
-        """All that fits one of these outputs."""
+        """All that fits one of these outputs. Those whose heads are an axis come first: there is less to try. Heads of
+        one value are channels with decays of their own, which are tried where a tensor can hold these."""
+        ordered = sorted(outputs, key=lambda value: len(self.point.tensor(value).shape) <= MERGED)
         trials = dict.fromkeys(
             (hypothesis, replace(sizes, key=key_size))
-            for output in outputs
-            for hypothesis, sizes in self._hypotheses(output)
+            for names, values in ((_CHANNELS, ordered[::-1]), (_NAMES, ordered))
+            for output in values
+            for hypothesis, sizes in self._hypotheses(output, names)
             for key_size in self._key_sizes(sizes)
+            if sizes.value > 1 or self._has_decays(replace(sizes, key=key_size))
         )
+        pending = list(trials)
         for share in (FIRST_SHARE, MOST_WORK):  # a little of each first, because most are wrong
-            for hypothesis, sizes in trials:
+            self.left = []
+            for hypothesis, sizes in pending:
                 if self.work > MOST_WORK:
                     return
                 self.limit = min(MOST_WORK, self.work + share)
                 yield from ((found, sizes) for found in self._of(hypothesis, sizes))
+            pending = self.left
 
-    def _hypotheses(self, output: ir.Value) -> Iterator[tuple[Operand, Sizes]]:
+    def _hypotheses(self, output: ir.Value, named: Mapping[int, Sequence[str]]) -> Iterator[tuple[Operand, Sizes]]:
         """What the dimensions of an output can be."""
         tensor = self.point.tensor(output)
         if tensor.numbers() is None or tensor.exact is not None:
             return
         shape = tensor.shape
-        for names in _NAMES.get(len(shape), ()):
+        for names in named.get(len(shape), ()):
             sizes = {"b": 1, "t": 1, "h": 1, "e": 1}
             for letter, size in zip(names, shape, strict=True):
                 sizes[letter] *= size
@@ -156,6 +168,12 @@ class Search:
             if not steps and len((tensor := self.point.tensor(value)).shape) > 2
         ]
         return list(dict.fromkeys([sizes.value, *(size for size in lasts if size > 1)]))[:KEY_SIZES]
+
+    def _has_decays(self, sizes: Sizes) -> bool:
+        """Is there a tensor that can hold the logarithm of a decay for each key dimension?"""
+        count = sizes.batch * sizes.tokens * sizes.heads * sizes.key
+        exponents = (value for value in self.values if value in self.point.exponents)
+        return sizes.key > 1 and any(math.prod(self.point.tensor(value).shape) == count for value in exponents)
 
     def _operands(self, sizes: Sizes, letters: str, heads: Sequence[int]) -> list[tuple[Operand, np.ndarray]]:
         """The values with these axes, each content once, by the value that stands first in the graph. Those that stand
@@ -183,7 +201,7 @@ class Search:
         dimension."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
         for value in self.values:
-            if logarithmic and value not in self.point.exponents:
+            if logarithmic and value not in self.point.exponents and value not in self.point.powers.tables:
                 continue
             for operand in self._narrow_forms(value, sizes, logarithmic):
                 array = _along(read(operand, self.point, sizes), sizes)
@@ -194,7 +212,7 @@ class Search:
     def _narrow_forms(self, value: ir.Value, sizes: Sizes, logarithmic: bool) -> Iterator[Operand]:
         tensor = self.point.tensor(value)
         shape, numbers = tensor.shape, tensor.numbers()
-        if numbers is None or (tensor.exact is not None and (logarithmic or not _may_decay(tensor.exact))):
+        if numbers is None or not self._may_decay(value, tensor, logarithmic):
             return
         along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
         for count in range(min(CUTS, len(shape))):
@@ -204,8 +222,17 @@ class Search:
                 plain = Operand(value, "", sizes.heads, count, batch, tokens, logarithmic)
                 yield from _in_orders(plain, shape[: len(shape) - count], sizes)
 
+    def _may_decay(self, value: ir.Value, tensor: Tensor, logarithmic: bool) -> bool:
+        """Can a value be a decay? Of numbers that are the same in every run, those of tables are logarithms."""
+        array = tensor.exact
+        if array is None:
+            return True
+        if value in self.point.powers.tables:
+            return logarithmic
+        return not logarithmic and array.size > 1 and bool((array > 0).all() and (array <= 1).all())
+
     def _states(self, sizes: Sizes) -> list[tuple[State | None, np.ndarray | None]]:
-        """The values that can be the first state."""
+        """None, which costs the least to try, and the values that can be the first state."""
         own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
         found = dict[bytes, tuple[State | None, np.ndarray | None]]()
         for value in self.values:
@@ -217,7 +244,7 @@ class Search:
                 array = read_state(state, self.point, sizes)
                 assert array is not None
                 found[array.tobytes()] = (state, array)
-        return [*[*found.values()][::-1], (None, None)]
+        return [(None, None), *[*found.values()][::-1]]
 
     def _of(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
         """What fits an output of these sizes."""
@@ -228,6 +255,9 @@ class Search:
         if choices is None:
             return
         firsts = choices.firsts
+        if self.work + firsts.size > self.limit:
+            self.left.append((output, sizes))
+            return
         self.work += firsts.size
         without_state = firsts.fitting(None)
         for (state, first), (decay, power) in product(self._states(sizes), choices.decays):  # 3 and 4: or none
@@ -238,6 +268,7 @@ class Search:
                 self.work += firsts.size
                 fits = firsts.fitting(_few(_decayed(columns(first), power)))
             if self.work > self.limit:
+                self.left.append((output, sizes))
                 return
             for found in choices.found(fits, self.scales, output):
                 self.work += sizes.tokens * TOKEN
@@ -248,7 +279,8 @@ class Search:
     def _choices(self, output: Operand, sizes: Sizes) -> _Choices | None:
         """What the operands of an output of these sizes can be; None where some have no choice."""
         wanted = read(output, self.point, sizes)
-        heads = [count for count in range(1, sizes.heads + 1) if sizes.heads % count == 0]
+        most = sizes.heads if sizes.value > 1 else 1  # channels share the query and the key
+        heads = [count for count in range(1, most + 1) if sizes.heads % count == 0]
         keys = self._operands(sizes, "bthd", heads)  # 1: queries, too
         values = self._operands(sizes, "bthe", [sizes.heads])  # 2: of all heads
         if wanted is None or len(keys) < 2 or not values:
@@ -375,11 +407,6 @@ def _in_orders(operand: Operand, shape: Sequence[int], sizes: Sizes) -> Iterator
     yield from (replace(operand, order=order) for order in found)
 
 
-def _may_decay(array: np.ndarray) -> bool:
-    """Can numbers that are the same in every run be decays?"""
-    return array.size > 1 and bool((array > 0).all() and (array <= 1).all())
-
-
 def _few(array: np.ndarray) -> np.ndarray:
     """A few heads of an array [B,H,...], in one dimension: the first two and the last."""
     flat = array.reshape(-1, *array.shape[2:])
@@ -400,3 +427,5 @@ _NAMES = {
     5: ("bhtte", "btthe"),
 }
 """What the dimensions of an output of this rank can be."""
+_CHANNELS = {3: ("bht", "bth")}
+"""The same for heads of one value."""

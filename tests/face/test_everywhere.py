@@ -289,6 +289,7 @@ def test_an_interrupt_in_the_matcher_ends_the_program(folder: Path) -> None:
 import os, signal
 import onnxruntime as ort
 import fa_compiler.everywhere, fa_compiler.provider as provider
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
 provider.replacement = lambda *arguments, **words: os.kill(os.getpid(), signal.SIGINT)
 try:
     ort.InferenceSession("attention.onnx")

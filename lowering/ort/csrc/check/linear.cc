@@ -208,6 +208,12 @@ Form drawn_form(Random& random) {
   }
   form.key_size = one_of(random, {1, 4, 16, 20, 32, 33, 64, 100, 128});
   form.value_size = one_of(random, {1, 4, 8, 12, 31, 32, 64, 65, 128});
+  if (random() % 12 == 0) {  // channels: kernel/linear/channels.hpp
+    form.gate = Gate::key;
+    form.correction = Correction::none;
+    form.value_size = form.key_heads = form.query_heads = 1;
+    form.heads = one_of(random, {1, 63, 64, 65, 130});
+  }
   form.tokens.clear();
   for (int64_t n = one_of(random, {1, 1, 2, 5}); n > 0; --n) {
     form.tokens.push_back(one_of(random, {0, 1, 2, 7, 8, 9, 15, 16, 17, 24, 25, 47, 48, 49, 63, 64, 65, 96, 97, 130, 300}));

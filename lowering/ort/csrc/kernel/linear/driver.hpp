@@ -1,10 +1,11 @@
 // Runs linear attention: divides it into tasks and spreads them over threads.
 //
-// A task is some panels of the state of one head, in one sequence or in all of them. No result depends on how the panels are
-// divided. Sequences are tasks of their own only if none of them uses a state that another one writes.
+// A task is some panels of the state of one head, or some channels, in one sequence or in all of them. No result depends on how
+// the panels are divided. Sequences are tasks of their own only if none of them uses a state that another one writes.
 #pragma once
 
 #include "../prefetch.hpp"
+#include "channels.hpp"
 #include "chunk.hpp"
 #include "step.hpp"
 
@@ -18,13 +19,14 @@ inline constexpr double kInlineProducts = 1 << 20;
 class Driver {
  public:
   Driver(const Problem& problem, const Runtime& runtime)
-      : p_(problem), runtime_(runtime), shape_(problem), steps_(steps_of(problem)) {}
+      : p_(problem), runtime_(runtime), shape_(problem), steps_(steps_of(problem)), channels_(are_channels(problem)),
+        groups_(channels_ ? ceil_div(problem.heads, kChannels) : problem.heads) {}
 
   Outcome run() {
     const bool apart = independent();
     sequence_tasks_ = apart ? p_.sequence_count : smaller(1, p_.sequence_count);
     sequences_of_task_ = apart ? 1 : p_.sequence_count;
-    const int64_t states = sequence_tasks_ * p_.heads;
+    const int64_t states = sequence_tasks_ * groups_;
     if (states == 0 || shape_.panels == 0) return Outcome::done;
     int64_t workers = is_small() ? 1 : smaller(kMostWorkers, runtime_.most_workers);
     parts_ = larger(1, smaller(shape_.panels, ceil_div(workers, states)));
@@ -63,22 +65,31 @@ class Driver {
   static void work(void* self, size_t) { static_cast<Driver*>(self)->run_tasks(); }
 
   void run_tasks() {
-    const int64_t tasks = sequence_tasks_ * p_.heads * parts_;
+    const int64_t tasks = sequence_tasks_ * groups_ * parts_;
     int64_t task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);
     if (task >= tasks) return;
     const int64_t panels = ceil_div(shape_.panels, parts_);
-    void* memory = runtime_.allocate(runtime_.self, Scratch::bytes(p_, shape_, panels) + kCacheLine);
+    const size_t bytes = channels_ ? static_cast<size_t>(ChannelScratch::floats(shape_)) * sizeof(float)
+                                   : Scratch::bytes(p_, shape_, panels);
+    void* memory = runtime_.allocate(runtime_.self, bytes + kCacheLine);
     if (memory == nullptr) {
       __atomic_store_n(&failed_, true, __ATOMIC_RELAXED);
       return;
     }
     const uintptr_t address = reinterpret_cast<uintptr_t>(memory);
-    const Scratch scratch(p_, shape_, panels, reinterpret_cast<float*>((address + kCacheLine - 1) / kCacheLine * kCacheLine));
+    float* const aligned = reinterpret_cast<float*>((address + kCacheLine - 1) / kCacheLine * kCacheLine);
+    const Scratch scratch(p_, shape_, panels, channels_ ? nullptr : aligned);
+    const ChannelScratch channel_scratch(shape_, aligned);
     for (; task < tasks; task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) {
       const int64_t part = task % parts_;
-      const int64_t head = task / parts_ % p_.heads;
-      const int64_t first = task / parts_ / p_.heads * sequences_of_task_;
+      const int64_t head = task / parts_ % groups_;
+      const int64_t first = task / parts_ / groups_ * sequences_of_task_;
       for (int64_t n = first; n < first + sequences_of_task_; ++n) {
+        if (channels_) {
+          const int64_t channel = head * kChannels;
+          Channels(p_, shape_, channel_scratch, channel, smaller(kChannels, p_.heads - channel)).run(p_.sequences[n]);
+          continue;
+        }
         run_head(p_.sequences[n], head, shape_.panels * part / parts_, shape_.panels * (part + 1) / parts_, scratch);
       }
     }
@@ -254,6 +265,8 @@ class Driver {
   const Runtime& runtime_;
   const Shape shape_;
   const Steps steps_;
+  const bool channels_;
+  const int64_t groups_;  // of heads: of one, or of channels
   int64_t sequence_tasks_ = 0, sequences_of_task_ = 1, parts_ = 1;
   int64_t next_ = 0;
   bool failed_ = false;
