@@ -12,9 +12,7 @@ import onnx_ir as ir
 from fa_compiler.passes.ir.nodes import FLOATS, constant, inputs_of, is_op, reached
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
-from fa_compiler.passes.linear.field import power
 from fa_compiler.passes.linear.regions import Region
-from fa_compiler.passes.linear.tensors import Tensor
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -130,7 +128,7 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
     """The numbers of a token's operand: [B,T,H,D] or [B,T,H], with as many heads as it has. A decay is returned as its
     power, [B,T,H,1 or Dk]. None where the value has another size, or is not the same along what is cut."""
     tensor = point.tensor(operand.value)
-    numbers = _powers(tensor) if operand.logarithmic else tensor.numbers()
+    numbers = tensor.powers() if operand.logarithmic else tensor.numbers()
     if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
         return None
     own = own_sizes(operand, sizes)
@@ -160,9 +158,7 @@ def cut(numbers: np.ndarray, count: int) -> np.ndarray | None:
     if numbers.ndim < count:
         return None
     flat = numbers.reshape(*numbers.shape[: numbers.ndim - count], -1)
+    one = flat[(slice(0, 1),) * (flat.ndim - 1)]
+    if (one != one[..., :1]).any():
+        return None
     return flat[..., 0] if (flat == flat[..., :1]).all() else None
-
-
-def _powers(tensor: Tensor) -> np.ndarray | None:
-    sums = tensor.exponents()
-    return None if sums is None or sums.blocked is not None else power(sums.numbers)

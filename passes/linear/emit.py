@@ -3,12 +3,14 @@ there (attention_ops/linear.py), which also says what a target cannot express.""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import ANY_LENGTH, Target
 from fa_compiler.passes.answer.report import Code
@@ -170,11 +172,13 @@ class Emitter:
 
     def _check_fixed(self, value: ir.Value, own: Sequence[str]) -> None:
         """Decline a size that is written out as a number and is not known to be the same in every run. One without axes
-        is 1, or 0 in a run without tokens."""
+        is 1, or 0 in a run without tokens. Where all sizes are written out, one may be its number or 0: the Reshape of
+        a tensor without elements fails, as the file does."""
+        is_closed = not any(self.match.is_open.get(letter, False) for letters in own for letter in letters)
         for size, letters in zip(self.builder.info.shape(value) or (), own, strict=False):
             is_unit = not letters and size.upper is not None and size.upper <= 1
             is_open = any(self.match.is_open.get(letter, False) for letter in letters)
-            if size.const is None and not is_unit and not is_open:
+            if size.const is None and not is_unit and not is_open and not (is_closed and _is_whole_or_none(size)):
                 reason = f"the size {size} of {value.name!r} is not known to be the same in every run"
                 raise Decline(Code.SHAPE, reason, self.node)
 
@@ -297,6 +301,13 @@ class Emitter:
             parts = [batch if "b" in each else part for part, each in zip(parts, axes, strict=True)]
         target = self.builder.joined(parts, ir.DataType.INT64, 0)
         return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
+
+
+def _is_whole_or_none(size: Dim) -> bool:
+    """Is a size one number, or 0, in every run?"""
+    part = math.gcd(size.addend, *size.factors)
+    parts = size.exact_div(part) if part else None
+    return parts is not None and parts.upper == 1
 
 
 def _with_units(own: Sequence[str], order: str, sizes: Mapping[str, int]) -> list[str]:

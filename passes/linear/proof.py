@@ -28,7 +28,7 @@ from fa_compiler.passes.linear.lengths import Lengths, chunk_sizes, right_length
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
-from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
+from fa_compiler.passes.linear.search import MOST_WORK, Found, Search, State, read_state, scaled, tokens_of
 from fa_compiler.passes.linear.tensors import FailedError, TooLongError
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -138,6 +138,8 @@ class Prover:
                 continue
             if match is not None:
                 return self._confirmed(match, length)
+            if self.work[0] > MOST_WORK:  # nothing more is searched
+                return None
         return None
 
     def trace(self, *what: object) -> None:

@@ -39,8 +39,11 @@ many as the heads or as the dimensions of a head need most of them."""
 FIRST_SHARE = 500_000
 EACH = 2_000
 """What a trial costs beside the numbers."""
+PASS = 10
+"""So many numbers are read while one is computed."""
 TOKEN = 200
 """What a token of a recurrence costs."""
+FIRST_TOKENS = 4
 CUTS = 3
 MERGED = 3
 """An output of so many dimensions may have its heads merged with others."""
@@ -111,7 +114,8 @@ def _along(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
     """The same along batch and tokens, where it lacks them."""
     if array is None:
         return None
-    return np.broadcast_to(array, (sizes.batch, sizes.tokens, sizes.heads, *array.shape[3:]))
+    tokens = sizes.tokens if array.shape[1] == 1 else array.shape[1]
+    return np.broadcast_to(array, (sizes.batch, tokens, sizes.heads, *array.shape[3:]))
 
 
 @dataclass
@@ -191,10 +195,9 @@ class Search:
             own = {"b": sizes.batch, "t": sizes.tokens, "h": count, letters[-1]: wide}
             for order in orders(tensor.shape, own):
                 operand = Operand(value, order, count)
-                array = read(operand, self.point, sizes)
+                array = self._read(operand, sizes)
                 if array is not None:
-                    array = _repeated(array, sizes)
-                    assert array is not None
+                    self.work += array.size // PASS
                     found[array.tobytes()] = (operand, array)
         return list(found.values())[::-1]
 
@@ -206,7 +209,7 @@ class Search:
             if logarithmic and value not in self.point.exponents and value not in self.point.powers.tables:
                 continue
             for operand in self._narrow_forms(value, sizes, logarithmic):
-                array = _along(read(operand, self.point, sizes), sizes)
+                array = _along(self._read(operand, sizes), sizes)
                 if array is not None and not (array == 1).all():
                     found[array.tobytes()] = (operand, array)
         return list(found.values())
@@ -218,11 +221,27 @@ class Search:
             return
         along = [(True, True)] if tensor.exact is None else [(True, True), (False, True), (False, False)]
         for count in range(min(CUTS, len(shape))):
-            if count and (shape[-count] == 1 or cut(numbers, count) is None):
+            if count and shape[-count] == 1:
                 break
-            for batch, tokens in along:
-                plain = Operand(value, "", sizes.heads, count, batch, tokens, logarithmic)
-                yield from _in_orders(plain, shape[: len(shape) - count], sizes)
+            plain = [Operand(value, "", sizes.heads, count, *has, logarithmic) for has in along]
+            forms = [form for each in plain for form in _in_orders(each, shape[: len(shape) - count], sizes)]
+            if forms and count and self._cut(numbers, count) is None:
+                break
+            yield from forms
+
+    def _cut(self, numbers: np.ndarray, count: int) -> np.ndarray | None:
+        same = cut(numbers, count)
+        if same is not None:  # the others mostly differ in the first place
+            self.work += numbers.size // PASS
+        return same
+
+    def _read(self, operand: Operand, sizes: Sizes) -> np.ndarray | None:
+        """The first two tokens and the last one. Of operands that differ in other tokens only, one is tried."""
+        array = read(operand, self.point, sizes)
+        if array is None:
+            return None
+        places = sorted({0, min(1, array.shape[1] - 1), array.shape[1] - 1})
+        return _repeated(array[:, places], sizes)
 
     def _may_decay(self, value: ir.Value, tensor: Tensor, logarithmic: bool) -> bool:
         """Can a value be a decay? Of numbers that are the same in every run, those of tables are logarithms."""
@@ -250,9 +269,7 @@ class Search:
 
     def _of(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
         """What fits an output of these sizes."""
-        self.work += sum(math.prod(self.point.tensor(value).shape) for value in self.values) // 10 + EACH * len(
-            self.values
-        )
+        self.work += EACH * len(self.values)
         choices = self._choices(output, sizes)
         if choices is None:
             return
@@ -273,7 +290,6 @@ class Search:
                 self.left.append((output, sizes))
                 return
             for found in choices.found(fits, self.scales, output):
-                self.work += sizes.tokens * TOKEN
                 whole = replace(found, state=state, decay=decay)
                 if self._checked(whole, choices.goal, sizes):
                     yield whole
@@ -320,8 +336,13 @@ class Search:
         return found
 
     def _checked(self, found: Found, goal: np.ndarray, sizes: Sizes) -> bool:
+        """Does the recurrence give the output? Most that do not differ in the first tokens."""
         tokens = tokens_of(found, self.point, sizes)
-        return tokens is not None and bool((scaled(recurrence(tokens), found) == goal).all())
+        for length in (min(FIRST_TOKENS, sizes.tokens), sizes.tokens):
+            self.work += length * TOKEN
+            if tokens is None or not (scaled(recurrence(tokens, length), found) == goal[:, :length]).all():
+                return False
+        return True
 
 
 @dataclass(frozen=True)

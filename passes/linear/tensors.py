@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fa_compiler.passes.linear.field import ORDER, hashed, inverse, of_numbers, reduced, times
+from fa_compiler.passes.linear.field import ORDER, hashed, inverse, of_numbers, power, reduced, times
 
 EXPONENT_SEED = 0x5EED
 """Of the numbers that values have as exponents where they are no sums of others."""
@@ -47,6 +47,8 @@ class Tensor:
     field: np.ndarray | None = None
     sums: Exponents | None = None
     """The exponents, where the value is a sum of others."""
+    raised: np.ndarray | None = None
+    """The powers, once they are asked for."""
 
     def numbers(self) -> np.ndarray | None:
         """The elements modulo PRIME."""
@@ -59,6 +61,13 @@ class Tensor:
         if self.sums is None:
             self.sums = self._own_exponents()
         return self.sums
+
+    def powers(self) -> np.ndarray | None:
+        """e to the elements, modulo PRIME; None where one is minus infinity, or is not known as an exponent."""
+        sums = self.exponents()
+        if self.raised is None and sums is not None and sums.blocked is None:
+            self.raised = power(sums.numbers)
+        return self.raised
 
     def _own_exponents(self) -> Exponents | None:
         if self.exact is None:

@@ -135,6 +135,22 @@ def test_channels_are_heads_of_one_value() -> None:
     assert block.heads == (1, 16)
 
 
+def test_a_size_may_be_one_number_or_none() -> None:
+    """The last token of a window of open width: one, or none where the window is empty. Its heads are what is left."""
+    model = load("qwen3_next__rule_step_dynamo")
+    for node in model.graph.node:
+        node.input[:] = ["heads" if name == "q" else name for name in node.input]
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_param = "n"
+    numbers = {"first": [-1], "end": [2**62], "axis": [1], "shape": [1, 1, -1, 16]}
+    model.graph.initializer.extend(numpy_helper.from_array(np.array(each), name) for name, each in numbers.items())
+    model.graph.node.insert(0, helper.make_node("Reshape", ["last", "shape"], ["heads"]))
+    model.graph.node.insert(0, helper.make_node("Slice", ["q", "first", "end", "axis"], ["last"]))
+    result, report = fused(model)
+    assert report.count("fused") == 1
+    for got, wanted in zip(run(result, feeds_of(model, 3)), run(model, feeds_of(model, 3)), strict=True):
+        assert_same(got, wanted, TOLERANCE)
+
+
 def loop_of(nodes: list[onnx.NodeProto], name: str, result: str) -> onnx.GraphProto:
     """A body with one state of 4 rows and columns, `state_name`."""
     number = helper.make_tensor_value_info(f"number_{name}", onnx.TensorProto.INT64, [])
