@@ -1,7 +1,9 @@
 """A proven causal convolution becomes one ShortConvolution.
 
-The operator is with channels_last where x is transposed from [B,T,C] and the result back: both Transposes are then
-superfluous. A state that is cut from the transposed x is cut from x, and transposed alone.
+The operator is with channels_last where x is transposed from [B,T,C] and the result back, and both Transposes are then
+superfluous. A state that is cut from the transposed x is cut from x, and transposed alone. In ONNX Runtime, 2,048 tokens
+of 4,096 channels take 53 ms as exported, 44 ms with the Transposes and 14 ms without them; a token takes 0.44 ms as
+exported and 0.05 ms (one thread of an AMD EPYC with AVX2, K = 4, SiLU).
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ OP = "ShortConvolution"
 END = np.iinfo(np.int64).max
 SLICE_BY_INPUTS = 10
 """From this opset on a Slice has its places as inputs."""
+MOST_LAST = 8
+"""More weights than this are not for channels_last: 31 of them take 42 ms there, and 4 ms with the channels first, beside
+21 ms of the Conv (1,024 channels, 2,048 tokens)."""
 AXES = 3
 """The place of the axes among them."""
 
@@ -42,7 +47,8 @@ class Emitter:
     def emit(self) -> tuple[ir.Node, Pairs]:
         """The operator, which is in the graph then, and what takes the places of old values. Raises Decline."""
         match, result = self.match, self.match.result
-        source = turned_source(match.window.x, self.builder.graph) if result.is_turned or result.copies else None
+        is_last = match.width <= MOST_LAST and (result.is_turned or bool(result.copies))
+        source = turned_source(match.window.x, self.builder.graph) if is_last else None
         past = self._past()
         inputs = {
             "input": match.window.x if source is None else source,

@@ -41,8 +41,8 @@ Left with a reason: strides, dilations, columns before or behind those of the to
 may be too short, and operands of 8 bits. Not looked at: convolutions whose pads are those of no causal one, and those
 of a channel with others.
 
-A step may also be written as ReduceSum(Mul(window, weight)). It stays: with 8,192 channels it takes 118 us in ONNX
-Runtime with its activation and the new state (one thread, 2 cores of an AMD EPYC with AVX-512), and the operator 217.
+A step may also be written as ReduceSum(Mul(window, weight)). It stays: with activation and new state, ONNX Runtime
+takes as long for 4,096 channels as the operator would, 64 and 63 us (one thread of an AMD EPYC with AVX2).
 """
 
 from __future__ import annotations
