@@ -1,9 +1,9 @@
 """A proven causal convolution becomes one ShortConvolution.
 
 The operator is with channels_last where x is transposed from [B,T,C] and the result back, and both Transposes are then
-superfluous. A state that is cut from the transposed x is cut from x, and transposed alone. In ONNX Runtime, 2,048 tokens
-of 4,096 channels take 53 ms as exported, 44 ms with the Transposes and 14 ms without them; a token takes 0.44 ms as
-exported and 0.05 ms (one thread of an AMD EPYC with AVX2, K = 4, SiLU).
+superfluous. A state that is cut from the transposed x is cut from x, and transposed alone. In ONNX Runtime, 2,048
+tokens of 4,096 channels take 53 ms as exported, 44 ms with the Transposes and 14 ms without them; one token takes
+0.44 ms as exported and 0.05 ms (one thread of an AMD EPYC with AVX2, K = 4, SiLU).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ END = np.iinfo(np.int64).max
 SLICE_BY_INPUTS = 10
 """From this opset on a Slice has its places as inputs."""
 MOST_LAST = 8
-"""More weights than this are not for channels_last: 31 of them take 42 ms there, and 4 ms with the channels first, beside
-21 ms of the Conv (1,024 channels, 2,048 tokens)."""
+"""More weights than this are not for channels_last: 31 of them take 42 ms there, and 4 ms with the channels first,
+beside 21 ms of the Conv (1,024 channels, 2,048 tokens)."""
 AXES = 3
 """The place of the axes among them."""
 

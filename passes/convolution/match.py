@@ -221,7 +221,7 @@ def _plain_type(node: ir.Node, info: ShapeInfo) -> ir.DataType:
     """The type of a Conv of which the operator is the counterpart. Raises Decline for others. (4)"""
     for name, word in (("strides", "stride"), ("dilations", "dilation")):
         if (number := _only(node, name)) != 1:
-            raise left(node, f"the {word} of this causal convolution is {number}, and ShortConvolution has none")
+            raise left(node, f"this causal convolution has a {word} of {number}, and ShortConvolution has none")
     dtype = info.dtype(node.outputs[0])
     if dtype is None or dtype not in FLOATS:
         raise left(node, f"the type of this causal convolution is {'unknown' if dtype is None else dtype.name}")
@@ -292,17 +292,18 @@ class _Match:
     def _kept(self) -> ir.Value:
         """The columns of the tokens. Raises Decline where they are not told apart from others."""
         convolved = self.node.outputs[0]
-        if self._size(convolved, TOKENS) == self.tokens and self.front == self.history:
+        start, reader = self.front - self.history, only_reader(convolved)
+        if reader is not None and self._place_in(reader, convolved) == start:
+            cut = reader.outputs[0]
+            if self._size(cut, TOKENS) == self.tokens:
+                return cut  # 6
+        if self._size(convolved, TOKENS) == self.tokens and start == 0:
             return convolved  # 5
-        reader = only_reader(convolved)
         if reader is None:
             reason = "the columns that this causal convolution computes beside those of its tokens are read, too"
             raise left(self.node, reason)
-        start = self._place_in(reader, convolved)
-        if start != self.front - self.history or self._size(reader.outputs[0], TOKENS) != self.tokens:  # 6
-            reason = "what is kept of this causal convolution is not proven to be one column for each token"
-            raise left(self.node, reason, reader)
-        return reader.outputs[0]
+        reason = "what is kept of this causal convolution is not proven to be one column for each token"
+        raise left(self.node, reason, reader)
 
     def _place_in(self, cut: ir.Node, source: ir.Value) -> Dim | None:
         """The column of a source from which on a Slice takes columns, with all that the other axes hold; None for other
