@@ -57,8 +57,8 @@ class Emitter:
             "past_state": past,
         }
         attrs: Attributes = {"activation": result.activation, "channels_last": int(source is not None)}
-        used = ("output",) if match.last_columns is None else ("output", "present_state")
-        node = DirectConversion(match.node, self.facts, self.builder).registered(OP, inputs, attrs, used)
+        # Both outputs have names: onnx's shape inference refuses a call of the file's function with fewer of them.
+        node = DirectConversion(match.node, self.facts, self.builder).registered(OP, inputs, attrs)
         output, present = node.outputs
         output.dtype = present.dtype = match.dtype
         self.builder.graph.append(node)

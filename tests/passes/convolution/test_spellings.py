@@ -3,7 +3,7 @@ stay."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import parser
 
+import fa_compiler
 from fa_compiler.passes import Report
 from tests.passes.running import Array, assert_same, fused, run
 
@@ -396,6 +397,15 @@ def test_other_targets(target: Any) -> None:
     result, report = fused(row.model, target)
     assert not report.blocks
     assert "Conv" in operators(result)
+
+
+def test_the_function_in_the_file() -> None:
+    """onnx infers the shapes of the written model through the function of the operator."""
+    row = FUSED["a state of K columns"]
+    model = fa_compiler.optimize(replace(row, inputs=row.inputs.replace("B", "2")).model).model
+    assert isinstance(model, onnx.ModelProto)
+    assert [function.name for function in model.functions] == ["ShortConvolution"]
+    onnx.checker.check_model(model, full_check=True)
 
 
 OUTSIDE, INSIDE = "xt = Transpose<perm=[0,2,1]>(x) ", "c = Conv<group=6, pads=[3,0]>(xt, w, b) k = Identity(c) "
