@@ -13,7 +13,7 @@ from fa_compiler.passes.convolution.emit import OP, Emitter, Pairs
 from fa_compiler.passes.convolution.match import Convolution, convolution
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import nodes_of_type
+from fa_compiler.passes.ir.nodes import is_dead, nodes_of_type
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.values.facts import Facts
 
@@ -31,13 +31,13 @@ def fuse_convolutions(graph: ir.Graph, facts: Facts, names: Names) -> list[Found
     if facts.options.target != "ort" or not graph.outputs:
         return []
     found = []
-    for node in list(nodes_of_type(graph, "Conv")):
+    for node in [node for node in nodes_of_type(graph, "Conv") if not is_dead(node)]:
         match = attempt(partial(convolution, node, facts.info))
         if isinstance(match, Decline):
             found.append(FoundConvolution(node, match))
         elif match is not None:
             found.append(_fused(match, graph, facts, names))
-    if found:
+    if any(isinstance(each.outcome, Block) for each in found):
         restore_order(graph)
     return found
 

@@ -80,6 +80,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 RANK, TOKENS = 3, 2
 """The tensors are [B,C,T]."""
+ATTRIBUTES = {"pads": (0, 0), "strides": (1,), "dilations": (1,)}
+"""The attributes of a Conv along one axis, with their defaults."""
 TURNED = [0, 2, 1]
 """The permutation between [B,C,T] and [B,T,C]."""
 
@@ -148,26 +150,26 @@ def _width(node: ir.Node, info: ShapeInfo) -> int | None:
     rows, columns, width = (size.const for size in weight)
     if width is None or width < 2 or groups < 2 or (rows, columns) != (groups, 1):
         return None
-    return width
+    is_formed = all(len(_numbers(node, name)) == len(default) for name, default in ATTRIBUTES.items())
+    return width if is_formed else None
 
 
-def _numbers(node: ir.Node, name: str, default: tuple[int, ...]) -> tuple[int, ...]:
+def _numbers(node: ir.Node, name: str) -> tuple[int, ...]:
     """An attribute that is a list of integers."""
     given = node.attributes.get(name)
-    return default if given is None else tuple(given.as_ints())
+    return ATTRIBUTES[name] if given is None else tuple(given.as_ints())
 
 
 def _only(node: ir.Node, name: str) -> int:
     """The stride or dilation of a convolution along one axis."""
-    return _numbers(node, name, (1,))[0]
+    return _numbers(node, name)[0]
 
 
 def _window(node: ir.Node, info: ShapeInfo) -> Window | None:
-    """What the Conv reads. None where its pads are not written down as numbers, which then depend on the input's
-    size."""
+    """What the Conv reads. None where its pads are equal on both sides by an attribute."""
     if text_attr(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return None
-    source, pads = operand_at(node, 0), _numbers(node, "pads", (0, 0))
+    source, pads = operand_at(node, 0), _numbers(node, "pads")
     if any(pads):
         return Window(source, Dim(pads[0]), pads[1])  # 1
     maker = producer(source)
@@ -325,11 +327,17 @@ class _Match:
         reader = only_reader(kept)
         is_turned = _turns(reader)
         value = reader.outputs[0] if is_turned and reader is not None else kept
-        activated = _silu(value)
+        activated = _silu(value, self.node.graph)
         if activated is None:  # 7
-            return Result(kept, "none", copies=tuple(_copies(kept)))
-        copies = () if is_turned else tuple(_copies(activated))
+            return Result(kept, "none", copies=tuple(self._copies(kept)))
+        copies = () if is_turned else tuple(self._copies(activated))
         return Result(activated, "silu", is_turned, copies)  # 8 to 10
+
+    def _copies(self, value: ir.Value) -> list[ir.Value]:
+        """The outputs of the Transposes to [B,T,C] that read a value; none where something else reads it."""
+        readers = distinct_consumers(value)
+        alone = all(_turns(reader) and reader.graph is self.node.graph for reader in readers)
+        return [] if value.is_graph_output() or not alone else [reader.outputs[0] for reader in readers]
 
     def _new_states(self) -> Iterator[tuple[ir.Value, Dim]]:
         """The values that are the last columns of the window, with their numbers. One that the weights depend on is
@@ -358,17 +366,10 @@ def turned_source(x: ir.Value, graph: ir.Graph) -> ir.Value | None:
     return operand_at(maker, 0) if maker is not None and maker.graph is graph and _turns(maker) else None
 
 
-def _copies(value: ir.Value) -> list[ir.Value]:
-    """The outputs of the Transposes to [B,T,C] that read a value; none where something else reads it."""
+def _silu(value: ir.Value, graph: ir.Graph | ir.Function | None) -> ir.Value | None:
+    """What SiLU makes of a value in the same graph; None where the value is read otherwise."""
     readers = distinct_consumers(value)
-    alone = not value.is_graph_output() and all(map(_turns, readers))
-    return [reader.outputs[0] for reader in readers] if alone else []
-
-
-def _silu(value: ir.Value) -> ir.Value | None:
-    """What SiLU makes of a value; None where the value is read otherwise."""
-    readers = distinct_consumers(value)
-    if value.is_graph_output() or any(reader.graph is not readers[0].graph for reader in readers):
+    if value.is_graph_output() or any(reader.graph is not graph for reader in readers):
         return None
     if len(readers) == 1:
         (node,) = readers

@@ -297,6 +297,7 @@ LEFT = {
         "float[B,5,T] x, float[6,1,4] w",
         "p = Constant<value_ints=[0,1,3,0,0,0]>() q = Pad(x, p) y = Conv<group=6>(q, w)",
     ),
+    "what nothing reads": Row(FIRST, "c = Conv<group=6, pads=[3,0]>(x, w, b) y = Neg(x)"),
     "two axes": Row(
         "float[B,6,T,4] x, float[6,1,4,1] w", "y = Conv<group=6, pads=[3,0,0,0]>(x, w)", "float[B,6,T,4] y"
     ),
