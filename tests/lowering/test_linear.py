@@ -118,7 +118,7 @@ def test_convolutions(isa: str, seed: int) -> None:
 
 @thinned(last=(False, True), tokens=(1, 3, 16, 100), width=(1, 2, 4, 7), dtype=(np.float32, np.float16))
 def test_long_convolutions(isa: str, last: bool, tokens: int, width: int, dtype: Any) -> None:
-    rng, channels = np.random.default_rng(tokens), 37
+    rng, channels = np.random.default_rng(tokens), 300 if width == 4 else 37  # 300: more than a task has
     shape = (2, tokens, channels) if last else (2, channels, tokens)
     inputs = {
         "input": rng.standard_normal(shape).astype(dtype),
