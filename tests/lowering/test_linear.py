@@ -75,6 +75,15 @@ def test_channels(isa: str, states: int, size: int, tokens: int, dtype: Any) -> 
     check("FlashLinearAttention", *made)
 
 
+@thinned(size=(1, 5, 16), name=("query", "key", "value", "decay", "past_state"), number=(np.nan, np.inf, -np.inf))
+def test_undefined_numbers_in_channels(isa: str, size: int, name: str, number: float) -> None:
+    inputs, attrs = attention(np.random.default_rng(1), "gated", 9, gate="key", heads=(1, 70, 1), size=size, width=1)
+    for each in ("query", "key"):  # so that an infinite value gives infinities of one sign
+        inputs[each] = np.abs(inputs[each])
+    inputs[name].reshape(-1)[inputs[name].size // 3] = number
+    check("FlashLinearAttention", inputs, attrs)
+
+
 @thinned(rule=("gated", "gated_delta"), gate=GATES, decay=((-80.0, -0.0), (-80.0, -79.0), (-1e4, 0.0), (0.0, 0.0)))
 def test_sums_of_decays_beyond_the_exponents_of_float32(
     isa: str, rule: str, gate: str, decay: tuple[float, float]

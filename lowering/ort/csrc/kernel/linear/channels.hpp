@@ -80,6 +80,12 @@ class Channels {
     return s_.decays;
   }
 
+  // The lanes of x, which is stored at `from`, that are key dimensions. In the others a value that is no number times a key of
+  // 0 may have left NaN.
+  FA_INLINE Vec first_lanes(Vec x, const float* from, int64_t count) {
+    return count >= kLanes ? x : Isa::load_first(from, count);
+  }
+
   template <bool kReads>
   [[gnu::always_inline]] void step(int64_t token) const {
     for (int64_t c = 0; c < count_; ++c) {
@@ -90,7 +96,7 @@ class Channels {
       for (int64_t d = 0; d < shape_.row; d += kLanes) {
         const Vec x = load(state + d) * exp_any(load(logs + d)) + value * load(s_.key + d);
         store(state + d, x);
-        if constexpr (kReads) sum += x * load(s_.query + d);
+        if constexpr (kReads) sum += first_lanes(x, state + d, shape_.keys - d) * load(s_.query + d);
       }
       if constexpr (kReads) s_.results[c] = sum_lanes(sum) * p_.scale;
     }
