@@ -30,8 +30,9 @@ import ctypes
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -43,14 +44,15 @@ from fa_compiler import op_registry
 from fa_compiler.checks.operators import without_kernel
 from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
-from fa_compiler.comparison.feeds import SIZES, load_inputs, named_inputs, random_inputs
+from fa_compiler.comparison.feeds import load_inputs, named_inputs, random_inputs
+from fa_compiler.comparison.lengths import lengths_of, other_length, sizes_for
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import read_proto
-from fa_compiler.passes.answer.options import DECODE, DROP_ROUNDINGS
+from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
@@ -65,6 +67,8 @@ TOLERANCES = {
 """The tolerance by the coarsest type of a model, the coarsest first. With and without its own optimisations, ONNX
 Runtime differs from itself by up to 5e-6 in float32 and 7.5e-4 in float16; bfloat16 has 3 bits less than float16."""
 
+
+Round: TypeAlias = tuple[MaskKind, dict[str, np.ndarray], dict[str, Any]]
 
 EMPTY_ROW_TOLERANCE = 5e-3
 """The least tolerance for masks with a row that is masked everywhere. Beside a mask number such as -1e4, a float32
@@ -212,7 +216,9 @@ def compare_models(
     rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs)
     excuses = _Excuses(original, proto, pairs, rival, _Unrounded(original, other, assume))
     found: Comparison | None = None
-    rounds = _rounds(runner, original, proto, inputs, pairs, shared, assume)
+    rounds: Iterator[Round] = _rounds(runner, original, proto, inputs, pairs, shared, assume, sizes_for(other_proto))
+    if inputs is None and ANY_LENGTH in assume:
+        rounds = chain(rounds, _beyond(other, other_proto, other_length(lengths_of(other_proto))))
     for count, (what, feeds, first) in enumerate(rounds, 1):
         changed = buffer_feeds(buffers, feeds, first)
         second = rival.run(changed, first, f" with {what.name}" if count > 1 else "")
@@ -429,8 +435,10 @@ def _rounds(
     pairs: Mapping[str, str],
     shared: bool,
     assume: Collection[str],
-) -> Iterator[tuple[MaskKind, dict[str, np.ndarray], dict[str, Any]]]:
+    tried: Sequence[tuple[int, int]],
+) -> Iterator[Round]:
     """The rounds: the kind of the inputs, the inputs, and the outputs of the original. There is at least one round.
+    `tried` are batches and lengths.
 
     Raises:
         InputError: no inputs can be made, or the original runs with none of them.
@@ -444,7 +452,7 @@ def _rounds(
         yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
     make = partial(random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None)
-    (batch, length), feeds, first = _runnable(runner, path, make, pairs)
+    (batch, length), feeds, first = _runnable(runner, path, make, pairs, tried)
     usual = MaskKind("masks of ones and zeros")
     yield usual, feeds, first
     for kind, turned in _kinds(proto, usual, feeds, assume):
@@ -459,6 +467,17 @@ def _rounds(
         except Exception:  # inputs with which the original does not run say nothing about the other model
             continue
         yield replace(kind, name=f"{kind.name}, and {turned[0]} the other way") if turned else kind, other, first
+
+
+def _beyond(path: Path, proto: onnx.ModelProto, length: int | None) -> Iterator[Round]:
+    """The round with a number of tokens for which the original is not right: in its place stands the other model
+    without the library, whose bodies compute the recurrence. None where the model has no bodies."""
+    if length is None or not proto.functions:
+        return
+    feeds = random_inputs(proto, str(path), length=length)
+    recurrence = Runner(path, proto, optimise=False, library=False)
+    words = f"{length} tokens, for which the original is not right, beside the recurrence token by token"
+    yield MaskKind(words), feeds, recurrence.run(feeds, {})
 
 
 def _kinds(
@@ -480,12 +499,16 @@ def _kinds(
 
 
 def _runnable(
-    runner: Runner, path: Path, make: Callable[..., dict[str, np.ndarray]], pairs: Mapping[str, str]
+    runner: Runner,
+    path: Path,
+    make: Callable[..., dict[str, np.ndarray]],
+    pairs: Mapping[str, str],
+    wanted: Sequence[tuple[int, int]],
 ) -> tuple[tuple[int, int], dict[str, np.ndarray], dict[str, Any]]:
     """The first batch and length with whose inputs the original runs, these inputs, and its outputs."""
     faults: list[Exception] = []
     tried: list[dict[str, tuple[int, ...]]] = []
-    for batch, length in SIZES:
+    for batch, length in wanted:
         try:
             feeds = make(batch=batch, length=length)
         except InputError:
@@ -636,18 +659,24 @@ class Runner:
     """A session of ONNX Runtime. bfloat16, which NumPy does not have, is passed as OrtValue.
 
     `threads` is the number of threads that run an operator, 0 for ONNX Runtime's default. `folder` has the external
-    data of a model given as bytes.
+    data of a model given as bytes. Without `library`, operators of ours are run by their bodies.
     """
 
     def __init__(
-        self, model: Path | bytes, proto: onnx.ModelProto, optimise: bool, threads: int = 0, folder: Path | None = None
+        self,
+        model: Path | bytes,
+        proto: onnx.ModelProto,
+        optimise: bool,
+        threads: int = 0,
+        folder: Path | None = None,
+        library: bool = True,
     ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 4
         options.intra_op_num_threads = threads
         if not optimise:
             options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-        if any(opset.domain in op_registry.DOMAINS for opset in proto.opset_import):
+        if library and any(opset.domain in op_registry.DOMAINS for opset in proto.opset_import):
             register_custom_ops(options)
         if folder is not None:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.buffers import buffers_of
-from fa_compiler.comparison.feeds import SIZES, load_inputs, random_inputs, save_arrays
+from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
+from fa_compiler.comparison.lengths import sizes_for
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_same, open_for_writing
 from fa_compiler.model_files.reading import LoadedModel
@@ -39,8 +40,8 @@ def run_model(
 ) -> tuple[dict[str, Array], dict[str, Array]]:
     """Run a model that `load` read from a path, and write its outputs. Returns the inputs and the outputs by name.
 
-    Without a file of inputs they are random, of the first sizes of SIZES with which the model runs. Without a place the
-    outputs are not written.
+    Without a file of inputs they are random, of the first sizes (`sizes_for`) with which the model runs. Without a
+    place the outputs are not written.
 
     Raises:
         InputError: the model, the inputs or the place of the outputs is at fault; nothing was written.
@@ -64,7 +65,7 @@ def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array]
     """Random inputs with which the model runs, and its outputs. Caches that are buffers hold no tokens, so that there
     is room for the new ones. Raises the error of the first sizes if it runs with none."""
     faults: list[InputError] = []
-    for batch, length in SIZES:
+    for batch, length in sizes_for(loaded.proto):
         try:
             feeds = random_inputs(loaded.proto, loaded.name, batch=batch, length=length)
             feeds |= {name: np.zeros_like(feeds[name]) for name in {each.length for each in buffers_of(loaded.proto)}}

@@ -108,10 +108,18 @@ class Emitter:
         if lengths.step > 1:
             place = self.builder.op("Mod", [tokens, self.builder.ints([lengths.step])], ir.DataType.INT64)
         else:
-            place = self.builder.op("Gather", [self._places(), tokens], ir.DataType.INT64, {"axis": 0})
-        ones = self.builder.constant(np.ones(1, np.float32), "one")
-        one = self.builder.cast(self.builder.op("Gather", [ones, place], ir.DataType.FLOAT, {"axis": 0}), self._dtype)
-        return self.builder.op("Mul", [query, one], self._dtype)
+            place = self._looked_up(self._places(), tokens)
+        one = self._looked_up(self.builder.constant(np.ones(1, np.float32), "one"), place)
+        return self.builder.op("Mul", [query, self.builder.cast(one, self._dtype)], self._dtype)
+
+    def _looked_up(self, table: ir.Value, place: ir.Value) -> ir.Value:
+        """An element of a table. The node's name, which the error has where there is none, says what the file takes."""
+        element = self.builder.op("Gather", [table, place], self.builder.info.dtype(table), {"axis": 0})
+        node = element.producer()
+        assert node is not None
+        words = f"right_for_{self.match.lengths}_tokens_only".replace(" ", "_")
+        node.name = self.builder.names.new(words)
+        return element
 
     def _places(self) -> ir.Value:
         """By the number of tokens, 0 where it is right and 1 where it is not. A larger number lies behind the end."""

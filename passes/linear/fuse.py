@@ -17,6 +17,7 @@ from fa_compiler.passes.ir.nodes import subgraphs
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import Emitter
 from fa_compiler.passes.linear.equal import proven
+from fa_compiler.passes.linear.lengths import METADATA
 from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.regions import Region, regions
 from fa_compiler.passes.matching.softmax import anchors
@@ -72,6 +73,8 @@ def _fused(
         if trial.keep() is None:
             return None
     node = made.operator.node
+    if not match.lengths.are_all:
+        node.metadata_props[METADATA] = match.lengths.written()
     block = Block(
         id=0,
         kind="no_softmax",

@@ -18,6 +18,7 @@ for every size, and read no number of the graph but those of case 2.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -31,6 +32,8 @@ SMALL = (1, 2, 3, 5)
 MOST_PROBES = 64
 SMALLEST_CHUNK = 4
 BEYOND = 2
+METADATA = "fa_compiler.lengths"
+"""The key under which an operator has the lengths, as JSON, in its metadata."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,27 @@ class Lengths:
     def are_all(self) -> bool:
         """Is every length right?"""
         return self.ranges == ((1, None),) and self.step == 1
+
+    def __contains__(self, length: int) -> bool:
+        """Is a length right?"""
+        if self.step > 1:
+            return length % self.step == 0
+        return any(first <= length and (last is None or length <= last) for first, last in self.ranges)
+
+    @property
+    def longest(self) -> int:
+        """The largest number that tells lengths apart."""
+        return max(self.step, *(last or first for first, last in self.ranges))
+
+    def written(self) -> str:
+        """The lengths as JSON."""
+        return json.dumps({"ranges": self.ranges, "step": self.step})
+
+    @staticmethod
+    def read(text: str) -> Lengths:
+        """Lengths from JSON. Raises ValueError or KeyError for another text."""
+        given = json.loads(text)
+        return Lengths(tuple((first, last) for first, last in given["ranges"]), given["step"])
 
     def __str__(self) -> str:
         if self.step > 1:
