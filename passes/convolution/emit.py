@@ -2,8 +2,8 @@
 
 The operator is with channels_last where x is transposed from [B,T,C] and the result back, and both Transposes are then
 superfluous. A state that is cut from the transposed x is cut from x, and transposed alone. In ONNX Runtime, 2,048
-tokens of 4,096 channels take 53 ms as exported, 44 ms with the Transposes and 14 ms without them; one token takes
-0.44 ms as exported and 0.05 ms (one thread of an AMD EPYC with AVX2, K = 4, SiLU).
+tokens of 4,096 channels take 58 ms as exported, 44 ms with the Transposes and 17 ms without them; one token takes
+0.42 ms as exported and 0.04 ms (bench/convolution.py, one thread of an AMD EPYC with AVX2).
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ agree for all sizes; the first tokens, of which there may be fewer than K, are n
 
 What else reads x or the window stays as it is: a state of another number of columns, such as the last K tokens of a
 prompt, which are fewer in a short one. So do masks in front of the convolution. In 16 bits the model rounds the sum and
-the sigmoid, and the operator only its result. The two differ by these roundings, and where the sum overflows: of -inf
-the model makes NaN.
+the sigmoid, and the operator only its result. The results differ by these roundings. Where a sum of 16 bits is -inf,
+the model gives NaN and the operator -0.
 
 Left with a reason: strides, dilations, columns before or behind those of the tokens that something reads, a state that
 may be too short, and operands of 8 bits. Not looked at: convolutions whose pads are those of no causal one, and those
@@ -48,7 +48,7 @@ takes as long for 4,096 channels as the operator would, 64 and 63 us (one thread
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -64,6 +64,7 @@ from fa_compiler.passes.ir.nodes import (
     first,
     float_attr,
     input_of,
+    inputs_of,
     int_attr,
     is_op,
     only_reader,
@@ -166,7 +167,7 @@ def _only(node: ir.Node, name: str) -> int:
 
 
 def _window(node: ir.Node, info: ShapeInfo) -> Window | None:
-    """What the Conv reads. None where its pads are equal on both sides by an attribute."""
+    """What the Conv reads. None where auto_pad spreads the pads over both sides."""
     if text_attr(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID"):
         return None
     source, pads = operand_at(node, 0), _numbers(node, "pads")
@@ -241,11 +242,6 @@ class _Match:
     width: int
     dtype: ir.DataType
     info: ShapeInfo
-    known: Mapping[Atom, Dim] = field(init=False)
-    """What holds in each run that succeeds: the size that the state has."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "known", self._known())
 
     def match(self) -> Convolution:
         """The convolution. Raises Decline."""
@@ -269,7 +265,8 @@ class _Match:
     def front(self) -> Dim:
         return self.window.front.substitute(self.known)
 
-    def _known(self) -> Mapping[Atom, Dim]:
+    @cached_property
+    def known(self) -> Mapping[Atom, Dim]:
         """What is known of the number of columns of a state: it is K - 1 or more. Raises Decline where it may be less
         in a run that succeeds."""
         front, shape = self.window.front, self.info.shape(self.window.x)
@@ -351,7 +348,7 @@ class _Match:
                 continue
             columns = self._size(reader.outputs[0], TOKENS)
             is_last = self._place_in(reader, window) == length - columns
-            if is_last and not any(depends(operand, reader) for operand in self.node.inputs[1:] if operand):
+            if is_last and not any(depends(operand, reader) for operand in inputs_of(self.node)[1:]):
                 yield reader.outputs[0], columns
 
 

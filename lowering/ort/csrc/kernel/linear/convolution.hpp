@@ -56,9 +56,18 @@ struct Cells<Type::float32> {
   FA_INLINE float number(Number x) { return x; }
 };
 
-// Channels of a task. With the channels last, a task reads a run of each token.
+// Channels of a task. With the channels last a task reads a run of each token, and long runs are read faster.
 inline constexpr int64_t kTaskChannels = 64, kRunChannels = 256;
-static_assert(kTaskChannels % kLanes == 0 && kRunChannels % kLanes == 0);
+static_assert(kTaskChannels % kLanes == 0 && kRunChannels % kTaskChannels == 0);
+
+// The longest runs that leave no worker without a task.
+inline int64_t channels_of_task(const Convolution& c, int64_t workers) {
+  int64_t channels = kTaskChannels;
+  while (c.channels_last && channels < kRunChannels && c.batch * ceil_div(c.channels, 2 * channels) >= workers) {
+    channels *= 2;
+  }
+  return channels;
+}
 
 // Bytes of a call that stays on one thread.
 inline constexpr int64_t kInlineConvolution = 1 << 18;
@@ -71,7 +80,7 @@ class Convolver {
  public:
   Convolver(const Convolution& convolution, const Runtime& runtime)
       : c_(convolution), runtime_(runtime), history_(convolution.width - 1),
-        task_channels_(convolution.channels_last ? kRunChannels : kTaskChannels),
+        task_channels_(channels_of_task(convolution, runtime.most_workers)),
         parts_(ceil_div(convolution.channels, task_channels_)) {}
 
   Outcome run() {
