@@ -30,6 +30,7 @@ from fa_compiler.passes.answer.report import (
 from fa_compiler.passes.around import fuse_around, fuse_positions
 from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
 from fa_compiler.passes.backward import PairDecline, fuse_pair
+from fa_compiler.passes.convolution.fuse import fuse_convolutions
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
@@ -161,7 +162,7 @@ class _Found:
     declined: dict[ir.Node, Decline]
     substitutions: Substitutions
     linear: dict[ir.Node, Block]
-    """The blocks of linear attentions that are fused already, by their nodes."""
+    """The blocks of linear attentions and causal convolutions that are fused already, by their nodes."""
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,9 @@ class _Run:
     def fuse_graph(self, graph: ir.Graph, owner: ir.Node | None = None) -> list[Block]:
         """Fuse one graph, of the node `owner`, without its subgraphs. Returns a block for each softmax, attention
         operator and call of a function that holds one, in the order of the graph."""
-        linear = {} if is_op(owner, *LOOPS) else self._fuse_linear(graph)
+        linear = self._fuse_convolutions(graph)
+        if not is_op(owner, *LOOPS):
+            linear |= self._fuse_linear(graph)
         listed, substitutions = self._change_before_matching(graph)
         found = _Found(
             {anchor.node: anchor for anchor in listed}, dict(self._other_declines(graph, listed)), substitutions, linear
@@ -252,13 +255,27 @@ class _Run:
 
     def _fuse_linear(self, graph: ir.Graph) -> dict[ir.Node, Block]:
         """Fuse the linear attentions of plain operators. Returns their nodes and blocks."""
-        if self.opset > NEWEST_OPSET or self.refusal is not None:
+        if self.opset > NEWEST_OPSET:
             return {}
-        fused = fuse_linear(graph, self.facts, self.names)
+        fused = fuse_linear(graph, self.facts, self.names, self.refusal)
         self.made.extend(each.node for each in fused if each.block.status == "fused")
         self.notes.extend(each.note for each in fused if each.note is not None)
         self.named.update(node for each in fused for node in each.members)
         return {each.node: each.block for each in fused}
+
+    def _fuse_convolutions(self, graph: ir.Graph) -> dict[ir.Node, Block]:
+        """Fuse the causal convolutions of plain operators. Returns their nodes and blocks."""
+        if self.opset > NEWEST_OPSET or self.refusal is not None:
+            return {}
+        blocks: dict[ir.Node, Block] = {}
+        for found in fuse_convolutions(graph, self.facts, self.names):
+            if isinstance(found.outcome, Decline):
+                declined = self._declined_block(label(found.node) or "", found.outcome)
+                blocks[found.node] = replace(declined, kind="convolution")
+            else:
+                self.made.append(found.node)
+                blocks[found.node] = found.outcome
+        return blocks
 
     def _is_reported(self, node: ir.Node, found: _Found) -> bool:
         known = any(node in each for each in (found.anchors, found.declined, found.linear))

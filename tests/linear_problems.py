@@ -14,6 +14,7 @@ Call = tuple[dict[str, Any], dict[str, Any]]
 
 HEADS = ((2, 2, 2), (4, 2, 2), (1, 4, 2), (2, 4, 1))
 """Numbers of query heads, of states and of key heads."""
+CHANNELS = (1, 17, 64, 65, 130)
 
 
 def attention(
@@ -71,14 +72,15 @@ def drawn_attention(seed: int, dtype: Any = None) -> Call:
         return options[int(rng.integers(len(options)))]
 
     tokens = int(rng.integers(0, 12)) if rng.random() < 0.4 else int(rng.integers(1, 300))
+    are_channels = rng.random() < 0.1
     inputs, attrs = attention(
         rng,
-        pick(UPDATE_RULES),
+        "gated" if are_channels else pick(UPDATE_RULES),
         tokens,
-        gate=pick(("head", "key", "none")),
-        heads=pick(HEADS),
+        gate="key" if are_channels else pick(("head", "key", "none")),
+        heads=(1, pick(CHANNELS), 1) if are_channels else pick(HEADS),
         size=int(pick((1, 3, 16, 32, 64, 80))),
-        width=int(pick((1, 5, 16, 24, 64))),
+        width=1 if are_channels else int(pick((1, 5, 16, 24, 64))),
         batch=int(rng.integers(1, 4)),
         decay=pick(DECAYS[:MODERATE] if spoiled else DECAYS),
         past=bool(rng.random() < 0.6),

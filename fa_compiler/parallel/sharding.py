@@ -147,7 +147,7 @@ def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS) -> 
 
 def told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
     """The sentence of a refusal; an attention that was declined may be why."""
-    declined = [block for block in fusion.blocks if block.status == "declined"]
+    declined = [block for block in fusion.blocks if block.status == "declined" and block.kind != "convolution"]
     text = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
     if declined:
         text += f"; the attention at '{declined[0].anchor}' was not fused: {declined[0].reason}"

@@ -175,6 +175,11 @@ class Code(StrEnum):
         "attention without a softmax, which FlashAttentionScore does not compute",
         "where no token attends a later one, LinearAttention of ONNX (opset 27) computes it in one operator",
     )
+    CONVOLUTION = (
+        "causal_convolution",
+        "a causal convolution that ShortConvolution does not compute, or that is not proven to be one",
+        "cut the convolution to one column for each token, as conv(x)[..., :tokens], with strides and dilations of 1",
+    )
 
 
 class MissedCode(Described):

@@ -1,4 +1,4 @@
-"""A ready-made LinearAttention on Ascend: ChunkGatedDeltaRule or RecurrentGatedDeltaRule.
+"""A linear attention on Ascend: ChunkGatedDeltaRule or RecurrentGatedDeltaRule.
 
     output, present_state = LinearAttention(query, key, value, past_state, decay, beta)
 
@@ -24,7 +24,6 @@ query and key are [B,T,Nk*Dk], value is [B,T,Nv*Dv], and a state [B,Nv,Dk,Dv]. C
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,9 +34,9 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, SLOW_DECAY, UNIT_INPUTS, Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.attention_ops.direct import INPUTS, TURNED, left
+from fa_compiler.passes.attention_ops.direct import TURNED
+from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -62,12 +61,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """A LinearAttention that becomes an operator of CANN: what it reads, its sizes, and which operator it is."""
+    """A linear attention that becomes an operator of CANN: what it reads, its sizes, and which operator it is."""
 
-    node: ir.Node
+    call: LinearCall
     spec: OpSpec
-    inputs: Mapping[str, ir.Value]
-    """By the names in LinearAttention; absent ones are missing."""
     sizes: Sizes
     by_key: bool
     """Has each key dimension a decay of its own?"""
@@ -91,57 +88,57 @@ class Replacement:
     assumed: tuple[str, ...]
 
 
-def convert(node: ir.Node, rule: str, facts: Facts, builder: Builder) -> Replacement:
+def convert(call: LinearCall, facts: Facts, builder: Builder) -> Replacement:
     """Add the operator of CANN and what stands around it to the graph. Raises Decline."""
-    return _Build(_match(node, rule, facts), facts, builder).replacement()
+    return _Build(_match(call, facts), facts, builder).replacement()
 
 
-def _match(node: ir.Node, rule: str, facts: Facts) -> DeltaRule:
-    """What a LinearAttention becomes. Raises Decline."""
+def _match(call: LinearCall, facts: Facts) -> DeltaRule:
+    """What a linear attention becomes. Raises Decline."""
     options = facts.options
-    if rule not in RULES:  # (1)
-        raise _left(node, f"CANN has no operator for the rule {rule}")
-    inputs = {name: value for index, name in enumerate(INPUTS) if (value := input_of(node, index)) is not None}
-    sizes = _sizes(node, inputs, facts.info)
-    by_key = _is_by_key(node, inputs.get("decay"), sizes, facts.info)
+    if call.rule not in RULES:  # (1)
+        raise _left(call, f"CANN has no operator for the rule {call.rule}")
+    sizes = _sizes(call, facts.info)
+    by_key = _is_by_key(call, sizes, facts.info)
     is_step, assumed = _is_step(sizes.tokens, options)
     if by_key and not is_step:  # (4)
         hint = f"--assume {DECODE} if every run decodes one token" if sizes.tokens.const is None else ""
-        raise _left(node, "CANN has a decay for each key dimension only for one token", hint)
-    spec = _spec(node, STEPS if is_step else CHUNKS, options)
-    state, halved = _types(node, spec, inputs, facts)
-    assumed += halved + _vouched(node, options, slow="decay" in inputs and not is_step)
-    return DeltaRule(node, spec, inputs, sizes, by_key, state, assumed)
+        raise _left(call, "CANN has a decay for each key dimension only for one token", hint)
+    spec = _spec(call.node, STEPS if is_step else CHUNKS, options)
+    state, halved = _types(call, spec, facts)
+    assumed += halved + _vouched(call.node, options, slow="decay" in call.inputs and not is_step)
+    return DeltaRule(call, spec, sizes, by_key, state, assumed)
 
 
-def _sizes(node: ir.Node, inputs: Mapping[str, ir.Value], info: ShapeInfo) -> Sizes:
+def _sizes(call: LinearCall, info: ShapeInfo) -> Sizes:
     """The sizes. Raises Decline where they are not known, or are none of CANN's operators."""
-    query, key, value = (info.shape(inputs[name]) for name in ("query", "key", "value"))
+    query, key, value = (info.shape(call.inputs[name]) for name in ("query", "key", "value"))
     if query is None or key is None or value is None:
-        raise _left(node, "the ranks of its tensors are not known")
-    key_heads, heads = int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)
+        raise _left(call, "the ranks of its tensors are not known")
+    key_heads, heads = call.heads
     size, width = _divided(query[-1], key_heads), _divided(value[-1], heads)
     if size is None or width is None:
-        raise _left(node, "the sizes of its heads are not known")
+        raise _left(call, "the sizes of its heads are not known")
     if key[-1].const != key_heads * size or heads % key_heads:  # (2)
-        raise _left(node, "CANN has as many heads of key as of query, and their number divides that of the states")
+        raise _left(call, "CANN has as many heads of key as of query, and their number divides that of the states")
     return Sizes(query[0], query[1], key_heads, size, heads, width)
 
 
-def _is_by_key(node: ir.Node, decay: ir.Value | None, sizes: Sizes, info: ShapeInfo) -> bool:
+def _is_by_key(call: LinearCall, sizes: Sizes, info: ShapeInfo) -> bool:
     """Has each key dimension a decay of its own? Raises Decline where that is not known."""
+    decay = call.inputs.get("decay")
     if decay is None:
         return False
     shape = info.shape(decay)
     found = None if shape is None else shape[-1].const
     if found not in (sizes.heads, sizes.heads * sizes.size):
-        raise _left(node, "the width of its decay is not known")
+        raise _left(call, "the width of its decay is not known")
     return found != sizes.heads  # (5)
 
 
-def _left(node: ir.Node, reason: str, hint: str = "") -> Decline:
-    """Without the usual advice, which is about attention with a softmax."""
-    return left(node, reason, hint)
+def _left(call: LinearCall, reason: str, hint: str = "") -> Decline:
+    """Without the usual advice for a ready-made operator, which is about attention with a softmax."""
+    return call.decline(reason, hint, Code.ILLEGAL)
 
 
 def _divided(whole: Dim, count: int) -> int | None:
@@ -168,14 +165,12 @@ def _spec(node: ir.Node, op_type: str, options: Options) -> OpSpec:
         raise Decline(Code.ILLEGAL, str(error), node) from None
 
 
-def _types(
-    node: ir.Node, spec: OpSpec, inputs: Mapping[str, ir.Value], facts: Facts
-) -> tuple[ir.DataType, tuple[str, ...]]:
+def _types(call: LinearCall, spec: OpSpec, facts: Facts) -> tuple[ir.DataType, tuple[str, ...]]:
     """The type of the states in the operator, and the assumption that the types rest on. Raises Decline."""
     info, options = facts.info, facts.options
-    given = {name: info.dtype(value) for name, value in inputs.items()}
+    given = {name: info.dtype(value) for name, value in call.inputs.items()}
     if None in given.values():
-        raise Decline(Code.DTYPE, "the type of one of its tensors is not known", node)
+        raise Decline(Code.DTYPE, "the type of one of its tensors is not known", call.node)
     of_state = given.get("past_state", given["query"])
     legal = spec.legal_types("state" if spec.name == STEPS else "initial_state")
     takes_float = "DT_FLOAT" in legal and (spec.name == STEPS or product(options.ascend_product).name == "950")
@@ -187,7 +182,7 @@ def _types(
         kind = next(dtype.name for dtype in given.values() if dtype not in (None, BF16))
         reason = f"{spec.name} computes in bfloat16, and this is {kind}"
         hint = f"`--assume {HALF_ATTENTION}` casts its tensors; or convert the model to bfloat16"
-        raise Decline(Code.DTYPE, reason, node, hint)
+        raise Decline(Code.DTYPE, reason, call.node, hint)
     return state, (HALF_ATTENTION,)
 
 
@@ -215,14 +210,13 @@ class _Build:
     def replacement(self) -> Replacement:
         """The operator and its results in the place of those of LinearAttention. Raises Decline."""
         rule, builder = self.rule, self.builder
-        given = rule.node.attributes.get("scale")
-        scale = (0.0 if given is None else given.as_float()) or rule.sizes.size**-0.5
+        scale = rule.call.scale or rule.sizes.size**-0.5
         made = registry_node(rule.spec, self._inputs(), {"scale_value": scale}, builder)
         for output, name in zip(made.outputs, rule.spec.output_names, strict=True):
             output.name = builder.names.new(f"{made.name}_{name}")
         target, cann = self.facts.options.ascend_product, self.facts.options.cann
         for violation in verify(node_view(made, builder.info), target, cann):
-            raise Decline(Code.ILLEGAL, f"{target}: {violation}", rule.node)
+            raise Decline(Code.ILLEGAL, f"{target}: {violation}", rule.call.node)
         builder.graph.append(made)
         out, state = made.outputs
         out.dtype, state.dtype = BF16, rule.state
@@ -231,7 +225,7 @@ class _Build:
 
     def _inputs(self) -> dict[str, ir.Value]:
         """The inputs of the operator by name."""
-        rule, given, sizes = self.rule, self.rule.inputs, self.rule.sizes
+        rule, given, sizes = self.rule, self.rule.call.inputs, self.rule.sizes
         inputs = {
             "query": self._packed(given["query"], BF16, sizes.key_heads, sizes.size),
             "key": self._packed(given["key"], BF16, sizes.key_heads, sizes.size),
@@ -256,7 +250,7 @@ class _Build:
 
     def _beta(self) -> ir.Value:
         """beta with one number for each head."""
-        beta, heads = self.rule.inputs["beta"], self.rule.sizes.heads
+        beta, heads = self.rule.call.inputs["beta"], self.rule.sizes.heads
         shape = self.facts.info.shape(beta)
         if shape is not None and shape[-1].const == heads:
             return beta
@@ -264,7 +258,7 @@ class _Build:
 
     def _states(self) -> ir.Value:
         """The states in front of the tokens, as the operator has them."""
-        rule, builder, past = self.rule, self.builder, self.rule.inputs.get("past_state")
+        rule, builder, past = self.rule, self.builder, self.rule.call.inputs.get("past_state")
         if past is not None:
             return builder.cast(builder.op("Transpose", [past], self.facts.info.dtype(past), TURNED), rule.state)
         batch, sizes = rule.sizes.batch.const, rule.sizes
@@ -273,13 +267,13 @@ class _Build:
             return builder.constant(np.zeros(shape, rule.state.numpy()), "state")  # (7)
         # ONNX Runtime expands no bfloat16.
         zeros = builder.constant(np.zeros(shape, np.float32), "state")
-        every = [builder.dimension(rule.inputs["query"], 0), builder.ints(shape[1:])]
+        every = [builder.dimension(rule.call.inputs["query"], 0), builder.ints(shape[1:])]
         whole = builder.op("Expand", [zeros, builder.joined(every, ir.DataType.INT64, 0)], FLOAT)
         return builder.cast(whole, rule.state)
 
     def _each(self, tokens: Dim) -> ir.Value:
         """The number of tokens, once for each sequence."""
-        builder, query, batch = self.builder, self.rule.inputs["query"], self.rule.sizes.batch.const
+        builder, query, batch = self.builder, self.rule.call.inputs["query"], self.rule.sizes.batch.const
         if tokens.const is not None and batch is not None:
             return builder.constant(np.full(batch, tokens.const, np.int32), "lengths")
         if tokens.const is not None:
@@ -293,11 +287,11 @@ class _Build:
         builder, batch = self.builder, self.rule.sizes.batch.const
         if batch is not None:
             return builder.constant(np.arange(batch, dtype=np.int32), "blocks")
-        return builder.cast(builder.range(builder.dimension(self.rule.inputs["query"], 0)), INT32)
+        return builder.cast(builder.range(builder.dimension(self.rule.call.inputs["query"], 0)), INT32)
 
     def _whole(self) -> ir.Value:
         """The shape of output, with -1 for one open size."""
-        sizes, builder, query = self.rule.sizes, self.builder, self.rule.inputs["query"]
+        sizes, builder, query = self.rule.sizes, self.builder, self.rule.call.inputs["query"]
         batch, tokens, last = sizes.batch.const, sizes.tokens.const, sizes.heads * sizes.width
         if batch is not None or tokens is not None:
             return builder.ints([-1 if size is None else size for size in (batch, tokens)] + [last])
@@ -306,13 +300,12 @@ class _Build:
 
     def _as(self, name: str, value: ir.Value) -> ir.Value:
         """A result in the type of an input."""
-        dtype = self.facts.info.dtype(self.rule.inputs[name])
+        dtype = self.facts.info.dtype(self.rule.call.inputs[name])
         return value if dtype is None else self.builder.cast(value, dtype)
 
     def _present(self, state: ir.Value) -> ir.Value | None:
         """present_state, if something reads it."""
-        present = self.rule.node.outputs[1:]
-        if not present or not (present[0].uses() or present[0].is_graph_output()):
+        if not self.rule.call.has_present:
             return None
-        result = self._as("past_state" if "past_state" in self.rule.inputs else "query", state)
+        result = self._as("past_state" if "past_state" in self.rule.call.inputs else "query", state)
         return self.builder.op("Transpose", [result], result.dtype, TURNED)

@@ -22,7 +22,7 @@ On the targets contrib and onnx, one of the two LinearAttentions becomes the oth
        Runtime's for the CPU, for CUDA and for WebGPU (1.32). Declined for the others.
 
 On Ascend a LinearAttention of the delta rules becomes an operator of CANN (delta_rule.py). The convolution stays as it
-is.
+is. Linear attention in plain operators (passes/linear) becomes the same operators, with the limits 5 to 7.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import delta_rule
-from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, Direct, DirectConversion, rule_in_words
+from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, Direct, DirectConversion
+from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -68,38 +69,104 @@ def convert_convolution(node: ir.Node, facts: Facts, builder: Builder) -> Direct
     return _Conversion(node, facts, builder).convolution()
 
 
+def operator_of(call: LinearCall, facts: Facts, builder: Builder) -> LinearOperator:
+    """Add the target's operator for a linear attention to the graph. Raises Decline."""
+    if facts.options.target == "ascend":
+        made = delta_rule.convert(call, facts, builder)
+        return LinearOperator(made.node, made.output, made.present_state, "TND", made.assumed)
+    operators = _Operators(call.node, facts, builder, call)
+    make: Callable[[], ir.Node] = {
+        "ort": operators.flash,
+        "contrib": operators.contrib,
+        "onnx": operators.standard,
+    }[facts.options.target]
+    node = make()
+    builder.graph.append(node)
+    return LinearOperator(node, node.outputs[0], node.outputs[1], "BSH")
+
+
+@dataclass(frozen=True)
+class LinearOperator:
+    """The operator of a target, which is in the graph, and its results; None for states that nothing reads."""
+
+    node: ir.Node
+    output: ir.Value
+    present_state: ir.Value | None
+    layout: str
+    assumed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Operators(DirectConversion):
+    """The operators of the targets but Ascend, for one call."""
+
+    call: LinearCall
+
+    def flash(self) -> ir.Node:
+        """FlashLinearAttention."""
+        return self.registered("FlashLinearAttention", self.call.inputs, self.call.attributes)
+
+    def contrib(self) -> ir.Node:
+        """LinearAttention of com.microsoft."""
+        if self.call.node.domain == CONTRIB and self.call.is_ready_made:
+            raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
+        self._check_runtime(("ort-cpu", "ort-cuda", "ort-webgpu"))
+        types = {self.facts.info.dtype(value) for value in self.call.inputs.values()}
+        if types != {ir.DataType.FLOAT}:  # (5)
+            raise self.call.decline("ONNX Runtime's CPU kernel takes float32 only")
+        return self._bare(CONTRIB)
+
+    def standard(self) -> ir.Node:
+        """LinearAttention of ai.onnx."""
+        if self.call.node.domain != CONTRIB and self.call.is_ready_made:
+            raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
+        self._check_runtime(())
+        if self.builder.opset < FIRST:
+            raise self.call.decline(f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}")
+        q_heads, heads = self.call.heads
+        if q_heads % heads or not self._has_one_key_head_for_each(q_heads):  # (6)
+            raise self.call.decline("in ai.onnx the heads of query are a multiple of those of key and value")
+        return self._bare("")
+
+    def _check_runtime(self, known: tuple[str, ...]) -> None:
+        """Decline a runtime that is named and is not among those that are known to have a kernel."""
+        runtime = self.facts.options.runtime
+        if runtime is not None and runtime.name not in known:  # (7)
+            raise self.call.decline(f"{runtime.name} is not known to have a kernel for the operator of the target")
+
+    def _has_one_key_head_for_each(self, q_heads: int) -> bool:
+        """Whether key has as many heads as there are states."""
+        query, key = (self.facts.info.shape(self.call.inputs[name]) for name in ("query", "key"))
+        if query is None or key is None:
+            return False
+        size = query[-1].exact_div(q_heads)
+        return size is not None and key[-1] == size * self.call.heads[1]
+
+    def _bare(self, domain: str) -> ir.Node:
+        inputs = [self.call.inputs.get(name) for name in INPUTS]
+        while inputs[-1] is None:
+            inputs.pop()
+        name = self.builder.fused_name(ATTENTION)
+        node = ir.node(ATTENTION, inputs, self.call.attributes, domain=domain, num_outputs=2, name=name)
+        return self.builder.lone(node)
+
+
 @dataclass(frozen=True)
 class _Conversion(DirectConversion):
     def attention(self) -> Direct:
         """The LinearAttention of the target."""
         self._check_known()
-        node, target = self.node, self.facts.options.target
-        if int_attr(node, "state_window", 0) != 0:  # (1)
+        if int_attr(self.node, "state_window", 0) != 0:  # (1)
             raise self.decline("with a state_window it keeps the states of several tokens")
-        heads = int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)
-        attrs: Attributes = {"q_num_heads": heads[0], "kv_num_heads": heads[1]}
-        for name, default in (("update_rule", "gated_delta"), ("scale", 0.0)):
-            given = node.attributes.get(name)
-            attrs[name] = default if given is None else given.value
-        words = rule_in_words(str(attrs["update_rule"]), self._decay_width(heads[1]), heads[1])
-        if target == "ascend":
-            return self._of_cann(words, str(attrs["update_rule"]), heads)
-        make: Callable[[Attributes], ir.Node] = {
-            "ort": self._flash,
-            "contrib": self._contrib,
-            "onnx": self._standard,
-        }[target]
-        made = make(attrs)
-        self._take_place(made)
-        return Direct(made, "BSH", heads, rule=words)
-
-    def _of_cann(self, words: str, rule: str, heads: tuple[int, int]) -> Direct:
-        """The operator of CANN. Raises Decline."""
-        made = delta_rule.convert(self.node, rule, self.facts, self.builder)
-        for old, new in zip(self.node.outputs, (made.output, made.present_state), strict=False):
-            if new is not None:
-                self.builder.replace(old, new)
-        return Direct(made.node, "TND", heads, rule=words, assumed=made.assumed)
+        call = LinearCall.of(self.node)
+        made = operator_of(call, self.facts, self.builder)
+        if self.facts.options.target == "ascend":
+            for old, new in zip(self.node.outputs, (made.output, made.present_state), strict=False):
+                if new is not None:
+                    self.builder.replace(old, new)
+        else:
+            self._take_place(made.node)
+        return Direct(made.node, made.layout, call.heads, rule=call.words(self.facts.info), assumed=made.assumed)
 
     def convolution(self) -> Direct:
         """The ShortConvolution. Raises Decline."""
@@ -120,6 +187,7 @@ class _Conversion(DirectConversion):
             inputs["past_state"] = self._swapped(past)  # (3)
         attrs: Attributes = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
         made = self.registered("ShortConvolution", inputs, attrs)
+        self.builder.graph.append(made)
         self._take_place(made, swapped=last)
         return Direct(made)
 
@@ -127,65 +195,8 @@ class _Conversion(DirectConversion):
         if (unknown := unknown_part(self.node)) is not None:
             raise self.decline(f"it has {unknown}, and what it means is not known here")
 
-    def _decay_width(self, heads: int) -> int | None:
-        decay = input_of(self.node, 4)
-        if decay is None:
-            return None
-        shape = self.facts.info.shape(decay)
-        return heads if shape is None else shape[-1].const
-
-    def _flash(self, attrs: Attributes) -> ir.Node:
-        inputs = {name: input_of(self.node, index) for index, name in enumerate(INPUTS)}
-        return self.registered("FlashLinearAttention", inputs, attrs)
-
-    def _check_runtime(self, known: tuple[str, ...]) -> None:
-        """Decline a runtime that is named and is not among those that are known to have a kernel."""
-        runtime = self.facts.options.runtime
-        if runtime is not None and runtime.name not in known:  # (7)
-            raise self.decline(f"{runtime.name} is not known to have a kernel for the operator of the target")
-
-    def _contrib(self, attrs: Attributes) -> ir.Node:
-        if self.node.domain == CONTRIB:
-            raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
-        self._check_runtime(("ort-cpu", "ort-cuda", "ort-webgpu"))
-        types = {self.facts.info.dtype(value) for value in self.node.inputs if value is not None}
-        if types != {ir.DataType.FLOAT}:  # (5)
-            raise self.decline("ONNX Runtime's CPU kernel takes float32 only")
-        return self._bare(CONTRIB, attrs)
-
-    def _standard(self, attrs: Attributes) -> ir.Node:
-        if self.node.domain != CONTRIB:
-            raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
-        self._check_runtime(())
-        if self.builder.opset < FIRST:
-            raise self.decline(f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}")
-        q_heads, heads = int(str(attrs["q_num_heads"])), int(str(attrs["kv_num_heads"]))
-        if q_heads % heads or not self._has_one_key_head_for_each(q_heads):  # (6)
-            raise self.decline("in ai.onnx the heads of query are a multiple of those of key and value")
-        return self._bare("", attrs)
-
-    def _has_one_key_head_for_each(self, q_heads: int) -> bool:
-        """Whether key has as many heads as there are states."""
-        query, key = (self.facts.info.shape(self.node.inputs[index]) for index in (0, 1))
-        if query is None or key is None:
-            return False
-        size, heads = query[-1].exact_div(q_heads), int_attr(self.node, "kv_num_heads", 0)
-        return size is not None and key[-1] == size * heads
-
-    def _bare(self, domain: str, attrs: Attributes) -> ir.Node:
-        node = ir.node(
-            ATTENTION,
-            list(self.node.inputs),
-            attrs,
-            domain=domain,
-            num_outputs=2,
-            name=self.builder.fused_name(ATTENTION),
-        )
-        return self.builder.lone(node)
-
     def _take_place(self, made: ir.Node, swapped: bool = False) -> None:
-        """Put the new node and its outputs in the place of the old one's."""
-        self.builder.graph.append(made)
+        """Put the outputs of a node of the graph in the place of the old one's."""
         for old, new in zip(self.node.outputs, made.outputs, strict=False):
             new.shape = old.shape
             if old.dtype is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from fa_compiler.passes.ir.nodes import FLOATS, constant, inputs_of, is_op, reac
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.regions import Region
+from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOVERS = (
@@ -22,6 +24,8 @@ MOVERS = (
 ARITHMETIC = ("Mul", "Div", "Neg", "Exp")
 """Operators whose operands are looked at, too: a product with beta, a scale, a decay."""
 MOST_VALUES = 256
+MOST_PARTS = 4
+"""So many parts of one shape of one tensor are looked at. Those of an unrolled loop are one for each token."""
 STEPS_BACK = 2
 
 
@@ -57,13 +61,18 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
     """The values that may be operands, each with the number of products between it and the region: those that enter the
     region's products, and what these are made of. A product with a single number does not count. What stands first in
     the graph comes last."""
-    found = dict[ir.Value, int]()
+    found, seen = dict[ir.Value, int](), set[ir.Value]()
+    parts = Counter[tuple[ir.Value, Shape | None]]()
     pending = [(value, 0) for value in region.locals]
     while pending and len(found) < MOST_VALUES:
         value, steps = pending.pop(0)
-        if value in found or region.depth(value) or info.dtype(value) not in FLOATS:
+        if value in seen or region.depth(value) or info.dtype(value) not in FLOATS:
             continue
-        found[value] = steps
+        seen.add(value)
+        part = (_whole(value), info.shape(value))
+        parts[part] += 1
+        if parts[part] <= MOST_PARTS:
+            found[value] = steps
         node = value.producer()
         if node is not None and node in region.members:
             same, further = _sources(node)
@@ -76,6 +85,14 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
         return -1 if maker is None else places.get(maker, -1)
 
     return dict(sorted(found.items(), key=lambda item: place(item[0]), reverse=True))
+
+
+def _whole(value: ir.Value) -> ir.Value:
+    """What a value is a part of, or holds in another arrangement."""
+    node = value.producer()
+    while node is not None and is_op(node, *MOVERS) and (source := node.inputs[0]) is not None:
+        value, node = source, source.producer()
+    return value
 
 
 def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:

@@ -1,4 +1,5 @@
-"""A proven linear attention becomes one FlashLinearAttention."""
+"""A proven linear attention becomes one operator of the target: FlashLinearAttention, or what LinearAttention becomes
+there (attention_ops/linear.py), which also says what a target cannot express."""
 
 from __future__ import annotations
 
@@ -9,20 +10,30 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import get
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import ANY_LENGTH, Target
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
+from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant, is_op, producer
 from fa_compiler.passes.linear.arrangement import axes_of_dims
 from fa_compiler.passes.linear.candidates import Operand, own_sizes
 from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.search import State
-from fa_compiler.passes.rewrite.node_view import registry_node
+from fa_compiler.passes.values.facts import Facts
 
-OP = "FlashLinearAttention"
 MOST_TOKENS = 1 << 17
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """The operator, which is in the graph, and the pairs of old values and what takes their places."""
+
+    call: LinearCall
+    operator: LinearOperator
+    pairs: Sequence[tuple[ir.Value, ir.Value]]
 
 
 @dataclass
@@ -35,35 +46,54 @@ class Emitter:
     is_any_length: bool = False
     """Is the attention meant for every length?"""
 
-    def emit(self, cann: str | None) -> tuple[ir.Node, list[tuple[ir.Value, ir.Value]]]:
-        """The operator, which is in the graph then, and the pairs of old values and what takes their places."""
-        found, sizes = self.match.found, self.match.sizes
-        query = self._guarded(self._tokens(found.query))
-        inputs: dict[str, ir.Value | None] = {"query": query, "key": self._tokens(found.key), "value": self._value()}
+    def emit(self, facts: Facts) -> Emitted:
+        """The operator of the target. Raises Decline."""
+        call = self._call(facts.options.target)
+        made = operator_of(call, facts, self.builder)
+        output, state = made.output, made.present_state
+        for name, result in (("output", output), ("present_state", state)):
+            if result is not None and result.name is None:
+                result.name = self.builder.names.new(f"{made.node.name}_{name}")
+        if output.dtype is None:
+            output.dtype = self._dtype
+        if state is not None and state.dtype is None:
+            past = call.inputs.get("past_state")
+            state.dtype = self._dtype if past is None else self.builder.info.dtype(past) or self._dtype
+        pairs = [(each.value, self._as(output, each)) for each in self.match.outputs]
+        if state is not None:
+            pairs += [(each.value, self._as_state(state, each)) for each in self.match.states]
+        return Emitted(call, made, pairs)
+
+    def _call(self, target: Target) -> LinearCall:
+        """What the operator computes of which values, which are in the graph then. Raises Decline."""
+        found, heads = self.match.found, self.match.sizes.heads
+        if target == "ascend" and not (self.match.lengths.are_all or self.is_any_length):
+            reason = f"the file is right where the tokens are {self.match.lengths}, and a device refuses no others"
+            hint = f"--assume {ANY_LENGTH} if it is meant for every number; or export it with a fixed number of tokens"
+            raise Decline(Code.SHAPE, reason, self.node, hint)
+        repeats = target == "onnx" or (target == "ascend" and found.query.heads != found.key.heads)
+        query = self._guarded(self._tokens(found.query, heads if repeats else found.query.heads))
+        key = self._tokens(found.key, heads if repeats else found.key.heads)
+        inputs = {"query": query, "key": key, "value": self._value()}
         if found.state is not None:
             inputs["past_state"] = self._state(found.state)
         if found.decay is not None:
             inputs["decay"] = self._decay(found.decay, query)
-        if found.factor is not None and found.is_delta:
-            inputs["beta"] = self._rows(found.factor, query)
-        attrs: dict[str, int | float | str] = {
-            "q_num_heads": found.query.heads,
-            "kv_num_heads": sizes.heads,
-            "update_rule": self.match.rule,
-            "scale": float(np.float32(found.scale)),
-        }
-        node = registry_node(get(OP, cann), inputs, attrs, self.builder)
-        for name, output in zip(("output", "present_state"), node.outputs, strict=True):
-            output.name = self.builder.names.new(f"{node.name}_{name}")
-            output.dtype = self._dtype
-        past = inputs.get("past_state")
-        if past is not None and (of_state := self.builder.info.dtype(past)) is not None:
-            node.outputs[1].dtype = of_state
-        self.builder.graph.append(node)
-        output, state = node.outputs
-        pairs = [(each.value, self._as(output, each)) for each in self.match.outputs]
-        pairs += [(each.value, self._as_state(state, each)) for each in self.match.states]
-        return node, pairs
+        if found.is_delta:
+            inputs["beta"] = self._ones(query) if found.factor is None else self._rows(found.factor, query)
+        counts = (heads if repeats else found.query.heads, heads)
+        scale = float(np.float32(found.scale))
+        return LinearCall(self.node, inputs, counts, self.match.rule, scale, bool(self.match.states))
+
+    def _ones(self, query: ir.Value) -> ir.Value:
+        """A beta of 1 for each token."""
+        one = self.builder.cast(self.builder.constant(np.ones((1, 1, 1), np.float32), "one"), self._dtype)
+        return self._expanded(one, query, 1)
+
+    def _expanded(self, value: ir.Value, query: ir.Value, width: int) -> ir.Value:
+        """A value for each token of the query."""
+        sizes = [self.builder.dimension(query, 0), self.builder.dimension(query, 1), self.builder.ints([width])]
+        return self.builder.op("Expand", [value, self.builder.joined(sizes, ir.DataType.INT64, 0)], self._dtype)
 
     def _guarded(self, query: ir.Value) -> ir.Value:
         """The query times 1, where the file is right. At other lengths the file fails or gives other numbers, and here
@@ -88,18 +118,26 @@ class Emitter:
         ranges = self.match.lengths.ranges
         last = max(end or MOST_TOKENS for _, end in ranges)
         if last > MOST_TOKENS or any(end is None for _, end in ranges):
-            raise Decline(Code.LINEAR, "the numbers of tokens for which the file is right cannot be told apart")
+            reason = "the numbers of tokens for which the file is right cannot be told apart"
+            raise Decline(Code.LINEAR, reason, self.node, f"--assume {ANY_LENGTH} if it is meant for every number")
         table = np.ones(last + 1, dtype=np.int64)
         for first, end in ranges:
             table[first : (end or 0) + 1] = 0
         return self.builder.constant(table, "places")
 
     @property
+    def node(self) -> ir.Node:
+        """The node of the output, which declines name."""
+        node = self.match.found.output.value.producer()
+        assert node is not None  # a region computes its output
+        return node
+
+    @property
     def _dtype(self) -> ir.DataType:
         """The type of all tokens: that of the output."""
         dtype = self.builder.info.dtype(self.match.found.output.value)
         if dtype is None:
-            raise Decline(Code.DTYPE, "the type of the output is unknown", producer(self.match.found.output.value))
+            raise Decline(Code.DTYPE, "the type of the output is unknown", self.node)
         return dtype
 
     def _target(self, axes: Sequence[str], sizes: Mapping[str, int], source: ir.Value, own: Sequence[str]) -> ir.Value:
@@ -116,7 +154,7 @@ class Emitter:
             elif each in own:
                 parts.append(self.builder.dimension(source, list(own).index(each)))
             else:
-                raise Decline(Code.SHAPE, "the sizes of a linear attention cannot be computed", None)
+                raise Decline(Code.SHAPE, "the sizes of a linear attention cannot be computed", self.node)
         known = [constant(part) for part in parts]
         if all(part is not None for part in known):
             return self.builder.ints([int(part[0]) for part in known if part is not None])
@@ -142,7 +180,7 @@ class Emitter:
             is_open = any(self.match.is_open.get(letter, False) for letter in letters)
             if size.const is None and not is_unit and not is_open and not (is_closed and _is_whole_or_none(size)):
                 reason = f"the size {size} of {value.name!r} is not known to be the same in every run"
-                raise Decline(Code.SHAPE, reason, value.producer())
+                raise Decline(Code.SHAPE, reason, self.node)
 
     def _moved(self, operand: Operand, wanted: Sequence[str]) -> ir.Value:
         """An operand with the wanted axes merged in each dimension, in the type of all tokens."""
@@ -169,9 +207,14 @@ class Emitter:
         turned = self.builder.op("Transpose", [split], self.builder.info.dtype(value), {"perm": perm})
         return self._reshaped(turned, list(usual), wanted, sizes)
 
-    def _tokens(self, operand: Operand) -> ir.Value:
-        """Query or key as [B,T,H*D]."""
-        return self._moved(operand, ["b", "t", "hd"])
+    def _tokens(self, operand: Operand, heads: int) -> ir.Value:
+        """Query or key as [B,T,H*D]. Of fewer than these heads each is repeated for its neighbours."""
+        if operand.heads == heads:
+            return self._moved(operand, ["b", "t", "hd"])
+        value, builder = self._moved(operand, ["b", "t", "h", "d"]), self.builder
+        shape = builder.ints([1, 1, 1, heads // operand.heads, 1])
+        repeated = builder.op("Expand", [builder.units("Unsqueeze", value, [3]), shape], self._dtype)
+        return builder.op("Reshape", [repeated, builder.ints([0, 0, heads * self.match.sizes.key])], self._dtype)
 
     def _value(self) -> ir.Value:
         """The value as [B,T,H*Dv]; times the factor, where nothing is corrected."""
@@ -196,17 +239,12 @@ class Emitter:
 
     def _rows(self, operand: Operand, query: ir.Value) -> ir.Value:
         """A number for each token and head, or also for each key dimension, as [B,T,H] or [B,T,H*Dk]."""
-        batch, tokens = "b" if operand.has_batch else "", "t" if operand.has_tokens else ""
+        batch = "b" if operand.has_batch else ""
+        tokens = "t" if operand.has_tokens else ""
         value = self._moved(operand, [batch, tokens, "hd" if "d" in operand.order else "h"])
         if operand.has_batch and operand.has_tokens:
             return value
-        width = operand.heads * (self.match.sizes.key if "d" in operand.order else 1)
-        target = self.builder.joined(
-            [self.builder.dimension(query, 0), self.builder.dimension(query, 1), self.builder.ints([width])],
-            ir.DataType.INT64,
-            0,
-        )
-        return self.builder.op("Expand", [value, target], self._dtype)
+        return self._expanded(value, query, operand.heads * (self.match.sizes.key if "d" in operand.order else 1))
 
     def _decay(self, operand: Operand, query: ir.Value) -> ir.Value:
         """The logarithm of the decay."""

@@ -130,7 +130,7 @@ class _Reader:
 
     def __init__(self, prover: Prover) -> None:
         self.region, self.info = prover.region, prover.info
-        batch, tokens = prover.open_sizes()
+        batch, tokens = prover.open_sizes()[0]
         self.kinds = dict.fromkeys(batch, "batch") | dict.fromkeys(tokens, "tokens")
         self.are_open = bool(batch), bool(tokens)
         self.numbers: dict[ir.Value, int] = {}

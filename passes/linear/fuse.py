@@ -7,14 +7,15 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ANY_LENGTH
 from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
+from fa_compiler.passes.ir.nodes import subgraphs
 from fa_compiler.passes.ir.surgery import restore_order
-from fa_compiler.passes.linear.emit import OP, Emitter
+from fa_compiler.passes.linear.emit import Emitter
 from fa_compiler.passes.linear.equal import proven
 from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.regions import Region, regions
@@ -34,15 +35,16 @@ class FusedLinear:
     """The nodes of one that is left, which need no other name."""
 
 
-def fuse_linear(graph: ir.Graph, facts: Facts, names: Names) -> list[FusedLinear]:
-    """Replace the linear attentions of a graph, its subgraphs not included. A region that holds a softmax, or reads
-    what one gives, is an attention with a softmax or its gradient."""
-    if facts.options.target != "ort" or not graph.outputs:
+def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | None = None) -> list[FusedLinear]:
+    """Replace the linear attentions of a graph, its subgraphs not included; name them, where a refusal says that
+    nothing of the model can be fused. A region that holds a softmax, or reads what one gives, is an attention with a
+    softmax or its gradient."""
+    if not graph.outputs:
         return []
     softmaxes = {node for anchor in anchors(graph, facts.info) for node in anchor.nodes}
     found = [region for region in regions(graph, facts.info) if not _has_softmax(region, softmaxes)]
     matches = proven(found, graph, facts.info)
-    fused = [fused for match in matches if (fused := _fused(match, graph, facts, names))]
+    fused = [fused for match in matches if (fused := _fused(match, graph, facts, names, refusal))]
     if fused:
         restore_order(graph)
     return fused
@@ -53,31 +55,59 @@ def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
     return not softmaxes.isdisjoint(region.nodes) or not softmaxes.isdisjoint(makers)
 
 
-def _fused(match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names) -> FusedLinear | None:
+def _fused(
+    match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | None
+) -> FusedLinear | None:
     output = match.found.output.value.producer()
     is_any_length = ANY_LENGTH in facts.options.assume
     anchor = label(output) or ""
+    if refusal is not None:
+        return None if output is None else FusedLinear(output, _left(anchor, refusal, facts), members=_members(match))
     with Trial(Builder(graph, names, facts.info)) as trial:
-        try:
-            node, pairs = Emitter(match, trial.builder, is_any_length).emit(facts.options.cann)
-        except Decline:
-            return None
-        trial.replace(*((old, trial.builder.for_output(old, new)) for old, new in pairs))
+        emitter = Emitter(match, trial.builder, is_any_length)
+        made = attempt(lambda: emitter.emit(facts))
+        if isinstance(made, Decline):
+            return None if output is None else FusedLinear(output, _left(anchor, made, facts), members=_members(match))
+        trial.replace(*((old, trial.builder.for_output(old, new)) for old, new in made.pairs))
         if trial.keep() is None:
             return None
+    node = made.operator.node
     block = Block(
         id=0,
         kind="no_softmax",
         anchor=anchor,
         status="fused",
-        op=OP,
+        op=node.op_type,
         node=node.name,
-        layout="BSH",
-        heads=(match.found.query.heads, match.sizes.heads),
+        layout=made.operator.layout,
+        heads=made.call.heads,
         rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
-        assumed=(ANY_LENGTH,) if is_any_length and not match.lengths.are_all else (),
+        assumed=(*made.operator.assumed, *((ANY_LENGTH,) if is_any_length and not match.lengths.are_all else ())),
     )
     return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length))
+
+
+def _members(match: LinearMatch) -> frozenset[ir.Node]:
+    """The nodes of a region, and those in the bodies of its loops."""
+    bodies = (node for member in match.region.nodes for graph in subgraphs(member) for node in graph.all_nodes())
+    return frozenset((*match.region.nodes, *bodies))
+
+
+def _left(anchor: str, decline: Decline, facts: Facts) -> Block:
+    """The block of a linear attention that the target cannot express."""
+    hint = decline.hint
+    if facts.options.target == "ort" and (hint or "").startswith("--target ort"):
+        hint = None
+    return Block(
+        id=0,
+        kind="no_softmax",
+        anchor=anchor,
+        status="declined",
+        code=decline.code,
+        reason=decline.reason,
+        culprit=label(decline.culprit) or anchor,
+        hint=hint,
+    )
 
 
 def _lengths_in_words(anchor: str, match: LinearMatch, is_any_length: bool) -> str | None:

@@ -11,7 +11,7 @@ Where the number of tokens is open, lengths.py says which of them are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -37,6 +37,8 @@ BATCHES = (3, 2, 5)
 """The sizes of an open batch, by the number of the point."""
 MOST_ELEMENTS = 1 << 22
 """Where the number of tokens is open, no first length is looked at for which a tensor has more elements."""
+MOST_SEARCHES = 5
+"""So many first lengths are searched. Files that are right for long sequences only fail at the short ones."""
 FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
 
 
@@ -105,34 +107,37 @@ class Prover:
     """What the searches at all points have cost."""
     unknown: frozenset[ir.Value] = frozenset()
     """Constants that may hold any numbers."""
+    batch: Sequence[str] = ()
+    """The names of sizes that differ from run to run and are the batch."""
+    tokens: Sequence[str] = ()
+    """Those that are not."""
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        batch, tokens = self.open_sizes()
-        match = self._proven(batch, tokens)
-        if not self._named <= set(batch) or (match is not None and match.sizes.batch == BATCHES[0]):
-            return match
-        return self._proven([], sorted({*batch, *tokens}))  # the first axis may be that of the tokens
+        provers = (replace(self, batch=batch, tokens=tokens) for batch, tokens in self.open_sizes())
+        return next((match for prover in provers if (match := prover._proven()) is not None), None)
 
-    def _proven(self, batch: Sequence[str], tokens: Sequence[str]) -> LinearMatch | None:
-        """The same, where it is known which sizes are the batch."""
-        lengths: Sequence[int] = FIRST_LENGTHS if tokens else (0,)
+    def _proven(self) -> LinearMatch | None:
+        """The linear attention, where the open sizes are these."""
+        lengths: Sequence[int] = FIRST_LENGTHS if self.tokens else (0,)
         looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
             try:
-                point = self._point(batch, tokens, length, 0, MOST_ELEMENTS if tokens else 0)
+                point = self._point(length, 0, MOST_ELEMENTS if self.tokens else 0)
                 shapes = tuple(point.shape(value) for value in (*self._downstream, *self._upstream))
                 if shapes in looked_at:
                     continue
+                if len(looked_at) == MOST_SEARCHES:
+                    return None
                 looked_at.add(shapes)
-                match = self._at(point, batch, tokens)
+                match = self._at(point)
             except TooLongError:
                 return None
             except FailedError as error:
                 self.trace(length, error)
                 continue
             if match is not None:
-                return self._confirmed(match, batch, tokens, length)
+                return self._confirmed(match, length)
             if self.work[0] > MOST_WORK:  # nothing more is searched
                 return None
         return None
@@ -144,30 +149,26 @@ class Prover:
     def _exponents(self) -> set[ir.Value]:
         return with_exponents(self.region.nodes)
 
-    def open_sizes(self) -> tuple[list[str], list[str]]:
-        """The names of the sizes that differ from run to run: those that are the batch, and those that are tokens."""
-        first, others = self.inputs.first, self.inputs.others
-        batch = first - others
-        return sorted(batch), sorted((self._named | first | others) - batch)
-
-    @cached_property
-    def _named(self) -> set[str]:
-        """The names of open sizes in the region."""
+    def open_sizes(self) -> list[tuple[list[str], list[str]]]:
+        """What the sizes that differ from run to run may be, by their names: the batch, and the others."""
         values = {value for node in self.region.nodes for value in node.inputs if value is not None}
         sizes = {dim for value in values for dim in self.info.shape(value) or () if dim.const is None}
-        return {name for dim in sizes for name in _names(dim)}
+        named = {name for dim in sizes for name in _names(dim)}
+        batch, every = self.inputs.first - self.inputs.others, self.inputs.first | self.inputs.others | named
+        choices = [batch]
+        if named <= batch:
+            choices.append(frozenset())  # the first axis may be that of the tokens
+        return [(sorted(choice), sorted(every - choice)) for choice in choices]
 
-    def _point(
-        self, batch: Iterable[str], tokens: Iterable[str], length: int, number: int, most: int = 0
-    ) -> Evaluation:
-        sizes = dict.fromkeys(batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(tokens, length)
+    def _point(self, length: int, number: int, most: int = 0) -> Evaluation:
+        sizes = dict.fromkeys(self.batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(self.tokens, length)
         seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
         point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown)
         point.known.update(self.powers.decays(seed))
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         if len(self.powers.tables) == tables:
             return point
-        return self._point(batch, tokens, length, number, most)  # what was read before its table was met
+        return self._point(length, number, most)  # what was read before its table was met
 
     @cached_property
     def _upstream(self) -> dict[ir.Value, int]:
@@ -177,7 +178,7 @@ class Prover:
     def _downstream(self) -> list[ir.Value]:
         return downstream(self.region)
 
-    def _at(self, point: Evaluation, batch: Sequence[str], tokens: Sequence[str]) -> LinearMatch | None:
+    def _at(self, point: Evaluation) -> LinearMatch | None:
         """What is found at one point."""
         values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
         values |= dict.fromkeys(self.powers.tables, 1)
@@ -188,12 +189,9 @@ class Prover:
             if outcome is None:
                 continue
             covered = self._covered(found, point, sizes, outcome)
-            if covered is not None:
-                is_open = {
-                    "b": self._differs(found.output.value, batch, tokens),
-                    "t": self._differs(found.output.value, tokens, batch),
-                }
-                return self._match(found, sizes, point, is_open, *covered)
+            match = None if covered is None else self._match(found, sizes, point, *covered)
+            if match is not None and not (match.is_open["b"] and sizes.batch != BATCHES[0]):
+                return match
         self.work[0] = search.work
         return None
 
@@ -202,12 +200,15 @@ class Prover:
         found: Found,
         sizes: Sizes,
         point: Evaluation,
-        is_open: Mapping[str, bool],
         outputs: tuple[Operand, ...],
         states: tuple[State, ...],
     ) -> LinearMatch:
         operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
+        is_open = {
+            "b": self._differs(found.output.value, self.batch, self.tokens),
+            "t": self._differs(found.output.value, self.tokens, self.batch),
+        }
         return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
@@ -247,31 +248,28 @@ class Prover:
             pending.extend(each for each in node.inputs if each is not None)
         return tuple(outputs.values()), tuple(states.values())
 
-    def _confirmed(
-        self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int
-    ) -> LinearMatch | None:
+    def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:
         """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
-        if not all(self._holds(match, batch, tokens, length, number) for number in range(1, POINTS)):
+        if not all(self._holds(match, length, number) for number in range(1, POINTS)):
             self.trace("not confirmed")
             return None
         if not match.is_open["t"]:
             return match
         numbers = count(POINTS)
-        lengths = right_lengths(
-            chunk_sizes(self.region), length, lambda each: self._holds(match, batch, tokens, each, next(numbers))
-        )
+        lengths = right_lengths(chunk_sizes(self.region), length, lambda each: self._holds(match, each, next(numbers)))
         self.trace("lengths", lengths)
         return None if lengths is None else replace(match, lengths=lengths)
 
-    def _holds(self, match: LinearMatch, batch: Sequence[str], tokens: Sequence[str], length: int, number: int) -> bool:
+    def _holds(self, match: LinearMatch, length: int, number: int) -> bool:
         """Is the match right at another point?"""
-        is_open = bool(batch) and match.sizes.batch == BATCHES[0]
-        own = BATCHES[number % len(BATCHES)] if is_open else match.sizes.batch
+        own = BATCHES[number % len(BATCHES)] if match.is_open["b"] else match.sizes.batch
         try:
-            point = self._point(batch, tokens, length, number)
+            point = self._point(length, number)
             sizes = _sizes_at(match.found, match.sizes, point, own)
-            outcome = None if sizes is None else _outcome(match.found, point, sizes)
-            return sizes is not None and outcome is not None and _agrees(match, point, sizes, outcome)
+            if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
+                return False
+            outcome = _outcome(match.found, point, sizes)
+            return outcome is not None and _agrees(match, point, sizes, outcome)
         except FailedError:
             return False
 

@@ -7,7 +7,8 @@ Grammar of what is found, each value in any arrangement; the code cites the numb
       1     query, key         with as many heads as the value, or a divisor of them
       2   | value
       3   | state              or none, where the first state is 0
-      4   | decay              its logarithm or its power, one for each head or for each key dimension, or none
+      4   | decay              its logarithm or its power, which is never negative, one for each head or for each key
+                               dimension, or none
       5   | factor             beta, or a factor of the value where nothing is corrected, or none
     scale :=
       6     a single number of the graph, one divided by it, or a product of two
@@ -30,9 +31,10 @@ from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 from fa_compiler.passes.linear.tensors import Tensor
+from fa_compiler.passes.values.bounds import Bounds
 
-MOST_WORK = 20_000_000
-"""So many numbers are computed in one search: two seconds, where nothing fits. Files in which the tokens are as
+MOST_WORK = 15_000_000
+"""So many numbers are computed in one search: one to two seconds, where nothing fits. Files in which the tokens are as
 many as the heads or as the dimensions of a head need most of them."""
 FIRST_SHARE = 500_000
 EACH = 2_000
@@ -130,11 +132,11 @@ class Search:
 
     def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
         """All that fits one of these outputs. Those whose heads are an axis come first: there is less to try. Heads of
-        one value are channels with decays of their own, which are tried where a tensor can hold these."""
+        one value, channels with decays of their own, are tried last, and only where a tensor can hold these decays."""
         ordered = sorted(outputs, key=lambda value: len(self.point.tensor(value).shape) <= MERGED)
         trials = dict.fromkeys(
             (hypothesis, replace(sizes, key=key_size))
-            for names, values in ((_CHANNELS, ordered[::-1]), (_NAMES, ordered))
+            for names, values in ((_NAMES, ordered), (_CHANNELS, ordered[::-1]))
             for output in values
             for hypothesis, sizes in self._hypotheses(output, names)
             for key_size in self._key_sizes(sizes)
@@ -305,7 +307,18 @@ class Search:
         direct = self._narrow(sizes, False)
         factors: list[tuple[Operand | None, np.ndarray]] = [(None, np.ones_like(goal))]  # 5: none
         factors += [(each, array) for each, array in direct if array.ndim == 3 and each.has_tokens and each.has_batch]
-        return _Choices(goal, keys, values, factors, [*self._narrow(sizes, True), *direct, (None, None)])
+        powers = [(each, array) for each, array in direct if self._has_logarithm(each.value)]
+        return _Choices(goal, keys, values, factors, [*self._narrow(sizes, True), *powers, (None, None)])
+
+    def _has_logarithm(self, value: ir.Value) -> bool:
+        """Is no element negative in any run? The operator takes the logarithm of a decay."""
+        interval = self.bounds.unless_nan(value)
+        return interval is not None and interval[0] >= 0
+
+    @cached_property
+    def bounds(self) -> Bounds:
+        """The intervals of values."""
+        return Bounds(self.point.info)
 
     @cached_property
     def scales(self) -> dict[int, float]:

@@ -6,6 +6,8 @@ for the size that the text was made of.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import onnx_ir as ir
 
 from fa_compiler.op_registry import (
@@ -25,8 +27,22 @@ from fa_compiler.passes.ops.context import Context, Fact, rule
 
 @rule(*filter(can_infer, names()), domain=DOMAIN)
 def _registered(ctx: Context) -> list[Fact]:
-    spec = get(ctx.node.op_type)
-    attrs = {name: ctx.attr(name) for name in ctx.node.attributes}
+    return _inferred(ctx, ctx.node.op_type, list(ctx.node.attributes))
+
+
+@rule("LinearAttention")
+@rule("LinearAttention", domain="com.microsoft")
+def _linear_attention(ctx: Context) -> list[Fact]:
+    """It has the first inputs and the results of FlashLinearAttention. With a state_window its states are others."""
+    if ctx.int_attr("state_window", 0):
+        return []
+    return _inferred(ctx, "FlashLinearAttention", ["q_num_heads", "kv_num_heads"])
+
+
+def _inferred(ctx: Context, operator: str, attributes: Iterable[str]) -> list[Fact]:
+    """The results of an operator of the registry with these attributes of the node."""
+    spec = get(operator)
+    attrs = {name: ctx.attr(name) for name in attributes}
     sizes: dict[str, Dim] = {}
     given = [_info(ctx.fact(index), sizes) if ctx.has(index) else None for index in range(len(ctx.facts))]
     try:

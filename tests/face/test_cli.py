@@ -102,8 +102,17 @@ def test_strict_tells_what_is_not_fused(tmp_path: Path, capsys: pytest.CaptureFi
     read.graph.output.append(helper.make_tensor_value_info(probabilities, onnx.TensorProto.FLOAT, [None] * 4))
     fused = fa_compiler.optimize(attention()).model
     assert isinstance(fused, onnx.ModelProto)
+    beside = attention()
+    beside.graph.node.append(helper.make_node("Conv", ["z", "w"], ["c"], group=2, pads=[2, 0], dilations=[2]))
+    for name, shape, values in (
+        ("z", [1, 2, 5], beside.graph.input),
+        ("w", [2, 1, 2], beside.graph.input),
+        ("c", [1, 2, 5], beside.graph.output),
+    ):
+        values.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape))
     expected = {
         "fused": (attention(), 0, ""),
+        "a convolution is left": (beside, 0, ""),
         "declined": (read, 1, "fa-compiler: error: --strict: block 0 (probabilities_are_output) declined\n"),
         "already fused": (fused, 0, ""),
         "none": (plain(), 1, "fa-compiler: error: --strict: no attention was fused\n"),

@@ -60,6 +60,21 @@ def test_heads_and_sizes(isa: str, rule: str, heads: tuple[int, int, int], size:
     check("FlashLinearAttention", *made)
 
 
+@thinned(
+    states=(1, 63, 64, 65, 130),
+    size=(1, 5, 16, 24),
+    tokens=(1, 3, 70),
+    dtype=(np.float32, np.float32, ml_dtypes.bfloat16),
+)
+def test_channels(isa: str, states: int, size: int, tokens: int, dtype: Any) -> None:
+    """Heads of one value that share query and key, around the number of channels that are computed together."""
+    rng = np.random.default_rng(states)
+    made = attention(
+        rng, "gated", tokens, gate="key", heads=(1, states, 1), size=size, width=1, past=tokens > 1, dtype=dtype
+    )
+    check("FlashLinearAttention", *made)
+
+
 @thinned(rule=("gated", "gated_delta"), gate=GATES, decay=((-80.0, -0.0), (-80.0, -79.0), (-1e4, 0.0), (0.0, 0.0)))
 def test_sums_of_decays_beyond_the_exponents_of_float32(
     isa: str, rule: str, gate: str, decay: tuple[float, float]
@@ -103,7 +118,7 @@ def test_convolutions(isa: str, seed: int) -> None:
 
 @thinned(last=(False, True), tokens=(1, 3, 16, 100), width=(1, 2, 4, 7), dtype=(np.float32, np.float16))
 def test_long_convolutions(isa: str, last: bool, tokens: int, width: int, dtype: Any) -> None:
-    rng, channels = np.random.default_rng(tokens), 37
+    rng, channels = np.random.default_rng(tokens), 300 if width == 4 else 37  # 300: more than a task has
     shape = (2, tokens, channels) if last else (2, channels, tokens)
     inputs = {
         "input": rng.standard_normal(shape).astype(dtype),

@@ -11,7 +11,8 @@ LAYERS = Layers(
     Path(__file__).parent.parent.parent / "passes",
     (
         *("answer", "ir", "algebra", "ops", "values", "layout", "emit", "masks", "matching", "rewrite"),
-        *("attention_ops", "sparse", "backward", "linear", "around", "in_place", "parallel", "prepare", "fusion"),
+        *("attention_ops", "sparse", "backward", "convolution", "linear", "around"),
+        *("in_place", "parallel", "prepare", "fusion"),
     ),
 )
 """From the ground up."""

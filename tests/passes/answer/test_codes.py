@@ -151,6 +151,14 @@ PROVOKED: dict[Code, Provoked] = {
             initializers="<float[2,2,1] w = {1,2,3,4}>",
         )
     ),
+    Code.CONVOLUTION: Provoked(
+        text(
+            "y = Conv<group=2, pads=[2,0], dilations=[2]>(q, w)",
+            inputs="float[B,2,T] q",
+            outputs="float[B,2,T] y",
+            initializers="<float[2,1,2] w = {1,2,3,4}>",
+        )
+    ),
     Code.READ_INSIDE: Provoked(
         text(
             "s = Mul(q, q) m = ReduceMean<axes=[-1]>(s) r = Sqrt(m) n = Div(q, r) y = Add(n, r)",

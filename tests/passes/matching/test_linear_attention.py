@@ -7,7 +7,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes import Code, Report
-from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, fused, parse, run
+from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, assert_same, feeds_of, fused, parse, run
 
 WEIGHTS = {"w": (16, 48), "w8": (16, 8), "o": (16, 16), "c": (48, 16, 1), "rot": (16, 9)}
 CONSTANTS = (
@@ -75,7 +75,7 @@ def report(body: str, more: str = "", outputs: str = "") -> Report:
     return found
 
 
-PROVEN = ("a running sum",)
+PROVEN = ("a running sum", "weights with zeros")
 """Those that passes/linear proves and fuses."""
 
 
@@ -102,6 +102,10 @@ def test_attention_without_a_softmax_is_named(name: str) -> None:
 
 
 STEP = "m = Mul(s0, g) u = MatMul(kc, vr) s1 = Add(m, u) "
+OTHER_KEY = (
+    "m = Mul({}, g) qs = Transpose<perm=[0,1,3,2]>(qr) e = Mul(m, qs) r = ReduceSum<keepdims=1>(e, i2) n = Sub(vr, r) "
+    "u = MatMul(kc, n) s1 = Add(m, u) y = MatMul(qr, s1)"
+)
 STEPS = {
     "a product": STEP + "y = MatMul(qr, s1)",
     "a sum of products": STEP + "qs = Transpose<perm=[0,1,3,2]>(qr) p = Mul(s1, qs) y = ReduceSum<keepdims=1>(p, i2)",
@@ -109,15 +113,32 @@ STEPS = {
     "y1 = MatMul(qr, s1) y = Add(y0, y1)",
     "the delta rule": "m = Mul(s0, g) e = Mul(m, kc) r = ReduceSum<keepdims=1>(e, i2) n = Sub(vr, r) u = MatMul(kc, n) "
     "s1 = Add(m, u) y = MatMul(qr, s1)",
+    "a bent state": "b = Tanh(s0) m = Mul(b, g) u = MatMul(kc, vr) s1 = Add(m, u) y = MatMul(qr, s1)",
+    "the memory of another key": OTHER_KEY.format("s0"),
 }
 STATES = "float[B,2,8,8] s0, float[B,2,1,1] g, float[B,2,8,1] kc, float[B,2,1,8] vr, float[B,2,1,8] qr"
+PROVEN_STEPS = ("a product", "a sum of products", "the delta rule", "a bent state")
+"""Those that passes/linear proves and fuses."""
 
 
-@pytest.mark.parametrize("body", STEPS.values(), ids=STEPS)
-def test_a_state_that_is_updated(body: str) -> None:
+@pytest.mark.parametrize("name", sorted(STEPS.keys() - PROVEN_STEPS))
+def test_a_state_that_is_updated(name: str) -> None:
     """One token of a decoder; its state is an input and an output."""
-    (block,) = report(body, STATES, ", float[B,2,8,8] s1").blocks
+    (block,) = report(STEPS[name], STATES, ", float[B,2,8,8] s1").blocks
     assert (block.status, block.culprit) == ("linear_attention", "s1")
+
+
+@pytest.mark.parametrize("name", PROVEN_STEPS)
+def test_a_step_with_an_open_batch_is_fused(name: str) -> None:
+    """The batch is the only size that is open."""
+    proto = model(STEPS[name], STATES, ", float[B,2,8,8] s1")
+    result, found = fused(proto)
+    (block,) = found.blocks
+    assert (block.status, block.op) == ("fused", "FlashLinearAttention")
+    for batch in (1, 2, 7):
+        feeds = feeds_of(proto, {"B": batch, "T": 16})
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, 1e-5)
 
 
 def test_a_scan_over_tokens() -> None:
@@ -173,7 +194,7 @@ NO_STATE = {
     "its squares": STEP + "p = Mul(s1, s1) y = ReduceSum<keepdims=1>(p, i2)",
     "of a layer": "m = Mul(s0, g) u = MatMul(kc, vr) s1 = Add(m, u) rw = Constant<value=float[8,2] "
     "{1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8}>() y = MatMul(s1, rw)",
-    "not decayed but bent": "b = Tanh(s0) m = Mul(b, g) u = MatMul(kc, vr) s1 = Add(m, u) y = MatMul(qr, s1)",
+    "not decayed but bent": "b = Tanh(s0) " + OTHER_KEY.format("b"),
 }
 
 

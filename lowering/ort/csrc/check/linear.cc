@@ -255,7 +255,7 @@ std::string text_of(const ConvolutionForm& form) {
 ConvolutionForm drawn_convolution(Random& random) {
   ConvolutionForm form;
   form.batch = one_of(random, {1, 2, 3});
-  form.channels = one_of(random, {1, 3, 8, 17, 64, 130});
+  form.channels = one_of(random, {1, 3, 8, 17, 64, 130, 300});
   form.tokens = one_of(random, {0, 1, 2, 3, 4, 8, 15, 16, 17, 33, 70, 200});
   form.width = one_of(random, {1, 2, 3, 4, 4, 5, 9, 20});
   form.channels_last = random() % 2 == 0;

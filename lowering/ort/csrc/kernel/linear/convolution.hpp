@@ -56,9 +56,9 @@ struct Cells<Type::float32> {
   FA_INLINE float number(Number x) { return x; }
 };
 
-// Channels of a task.
-inline constexpr int64_t kTaskChannels = 64;
-static_assert(kTaskChannels % kLanes == 0);
+// Channels of a task. With the channels last, a task reads a run of each token.
+inline constexpr int64_t kTaskChannels = 64, kRunChannels = 256;
+static_assert(kTaskChannels % kLanes == 0 && kRunChannels % kLanes == 0);
 
 // Bytes of a call that stays on one thread.
 inline constexpr int64_t kInlineConvolution = 1 << 18;
@@ -71,7 +71,8 @@ class Convolver {
  public:
   Convolver(const Convolution& convolution, const Runtime& runtime)
       : c_(convolution), runtime_(runtime), history_(convolution.width - 1),
-        parts_(ceil_div(convolution.channels, kTaskChannels)) {}
+        task_channels_(convolution.channels_last ? kRunChannels : kTaskChannels),
+        parts_(ceil_div(convolution.channels, task_channels_)) {}
 
   Outcome run() {
     const int64_t tasks = c_.batch * parts_;
@@ -100,22 +101,26 @@ class Convolver {
       return;
     }
     for (; task < tasks; task = __atomic_fetch_add(&convolver.next_, 1, __ATOMIC_RELAXED)) {
-      const int64_t first = task % convolver.parts_ * kTaskChannels;
-      convolver.run_channels(task / convolver.parts_, first, smaller(convolver.c_.channels, first + kTaskChannels),
-                             static_cast<float*>(memory));
+      const int64_t first = task % convolver.parts_ * convolver.task_channels_;
+      const int64_t end = smaller(convolver.c_.channels, first + convolver.task_channels_);
+      convolver.run_channels(task / convolver.parts_, first, end, static_cast<float*>(memory));
     }
     convolver.runtime_.release(convolver.runtime_.self, memory);
   }
 
-  // The memory of a worker: kLanes channels of weights, bias, the past and the first tokens, or one channel of them.
+  // The memory of a worker: the weights, the bias, the past and the first tokens of the channels that it has at once.
   size_t floats() const {
-    return static_cast<size_t>((c_.width + 1 + 2 * history_ + kTileTokens) * kLanes + c_.width + 2 * history_ + 4 * kLanes);
+    const int64_t channels = c_.channels_last ? kRunChannels : kLanes;
+    const int64_t one_row = c_.width + 2 * history_ + 4 * kLanes;
+    return static_cast<size_t>((c_.width + 1 + 2 * history_ + kTileTokens) * channels + one_row);
   }
 
   const Number* numbers(const void* data) const { return static_cast<const Number*>(data); }
 
   void run_channels(int64_t entry, int64_t first, int64_t end, float* memory) const {
-    const bool by_tokens = !c_.channels_last && c_.tokens >= kTileTokens;
+    if (c_.tokens == 1) return run_step(entry, first, end);
+    if (c_.channels_last) return run_columns(entry, first, end, memory);
+    const bool by_tokens = c_.tokens >= kTileTokens;
     for (int64_t channel = first; channel < end; channel += by_tokens ? 1 : kLanes) {
       if (by_tokens) run_channel(entry, channel, memory);
       else run_lanes(entry, channel, smaller(kLanes, end - channel), memory);
@@ -154,12 +159,53 @@ class Convolver {
         default: filter<0>(in, out, begin, weights, bias, silu_too);
       }
     }
+    keep(row, in, 1);
+  }
+
+  // The new state of a channel, whose tokens are `stride` numbers apart.
+  void keep(int64_t row, const Number* in, int64_t stride) const {
     if (c_.present == nullptr) return;
     Number* present = static_cast<Number*>(c_.present) + row * history_;
     const Number* past = c_.past == nullptr ? nullptr : numbers(c_.past) + row * history_;
     for (int64_t t = 0; t < history_; ++t) {  // ascending, because the past may be the same memory
       const int64_t from = c_.tokens - history_ + t;
-      present[t] = from >= 0 ? in[from] : past == nullptr ? Number{} : past[from + history_];
+      present[t] = from >= 0 ? in[from * stride] : past == nullptr ? Number{} : past[from + history_];
+    }
+  }
+
+  // One token. What is read of a channel lies together, so that its sum is computed by itself.
+  void run_step(int64_t entry, int64_t first, int64_t end) const {
+    switch (c_.width) {
+      case 2: return step<2>(entry, first, end);
+      case 3: return step<3>(entry, first, end);
+      case 4: return step<4>(entry, first, end);
+      default: return step<0>(entry, first, end);
+    }
+  }
+
+  // kWidth is the width, or 0 for any.
+  template <int kWidth>
+  void step(int64_t entry, int64_t first, int64_t end) const {
+    const int64_t width = kWidth == 0 ? c_.width : kWidth, history = width - 1;
+    const int64_t start = entry * c_.channels;
+    const Number* in = numbers(c_.input) + start;
+    for (int64_t channel = first; channel < end; channel += kLanes) {
+      const int64_t count = smaller(kLanes, end - channel);
+      if (c_.out != nullptr) {
+        alignas(sizeof(Vec)) float sums[kLanes] = {};
+        for (int64_t n = 0; n < count; ++n) {
+          const Number* weight = numbers(c_.weight) + (channel + n) * width;
+          float sum = c_.bias == nullptr ? 0.0f : Cell::number(numbers(c_.bias)[channel + n]);
+          const Number* past = c_.past == nullptr ? nullptr : numbers(c_.past) + (start + channel + n) * history;
+          for (int64_t j = 0; j < history; ++j) {
+            sum += (past == nullptr ? 0.0f : Cell::number(past[j])) * Cell::number(weight[j]);
+          }
+          sums[n] = sum + Cell::number(in[channel + n]) * Cell::number(weight[history]);
+        }
+        Number* out = static_cast<Number*>(c_.out) + start + channel;
+        Cell::store_some(out, activated(load(sums), c_.activation == Activation::silu), count);
+      }
+      for (int64_t n = channel; n < channel + count; ++n) keep(start + n, in + n, c_.channels);
     }
   }
 
@@ -182,15 +228,6 @@ class Convolver {
     Cell::store_some(out + t, activated(sum, silu_too), count);
   }
 
-  // Token t of `count` <= kLanes channels.
-  Vec input(int64_t entry, int64_t channel, int64_t count, int64_t t) const {
-    if (c_.channels_last) {
-      const Number* from = numbers(c_.input) + (entry * c_.tokens + t) * c_.channels + channel;
-      return count == kLanes ? Cell::load(from) : Cell::load_some(from, count);
-    }
-    return strided(c_.input, (entry * c_.channels + channel) * c_.tokens + t, c_.tokens, count);
-  }
-
   // `count` <= kLanes numbers that are `stride` elements apart.
   static Vec strided(const void* data, int64_t at, int64_t stride, int64_t count) {
     alignas(sizeof(Vec)) float lanes[kLanes] = {};
@@ -204,47 +241,105 @@ class Convolver {
     for (int64_t n = 0; n < count; ++n) static_cast<Number*>(data)[at + n * stride] = lanes[n];
   }
 
-  void output(int64_t entry, int64_t channel, int64_t count, int64_t t, Vec v) const {
-    if (c_.channels_last) {
-      Number* to = static_cast<Number*>(c_.out) + (entry * c_.tokens + t) * c_.channels + channel;
-      if (count == kLanes) return Cell::store(to, v);
-      return Cell::store_some(to, v, count);
-    }
-    put(c_.out, (entry * c_.channels + channel) * c_.tokens + t, c_.tokens, count, v);
-  }
-
-  // Some channels, in vectors of them.
+  // Some channels and a few tokens, in vectors of channels.
   void run_lanes(int64_t entry, int64_t channel, int64_t count, float* memory) const {
     float* weights = memory;
-    float* window = memory + c_.width * kLanes;  // the last history_ tokens, then those of a tile
+    float* window = memory + c_.width * kLanes;  // the past, then the tokens
     for (int64_t j = 0; j < c_.width; ++j) {
       store(weights + j * kLanes, strided(c_.weight, channel * c_.width + j, c_.width, count));
     }
     const Vec bias = c_.bias == nullptr ? Vec{} : strided(c_.bias, channel, 1, count);
-    const int64_t row = (entry * c_.channels + channel) * history_;
+    const int64_t row = entry * c_.channels + channel;
     for (int64_t t = 0; t < history_; ++t) {
-      store(window + t * kLanes, c_.past == nullptr ? Vec{} : strided(c_.past, row + t, history_, count));
+      store(window + t * kLanes, c_.past == nullptr ? Vec{} : strided(c_.past, row * history_ + t, history_, count));
     }
     const bool silu_too = c_.activation == Activation::silu;
-    for (int64_t first = 0; first < c_.tokens; first += kTileTokens) {
-      const int64_t tokens = smaller(kTileTokens, c_.tokens - first);
-      for (int64_t t = 0; t < tokens; ++t) {
-        store(window + (history_ + t) * kLanes, input(entry, channel, count, first + t));
-        if (c_.out == nullptr) continue;
-        Vec sum = bias;
-        for (int64_t j = 0; j < c_.width; ++j) sum += load(window + (t + j) * kLanes) * load(weights + j * kLanes);
-        output(entry, channel, count, first + t, activated(sum, silu_too));
-      }
-      for (int64_t t = 0; t < history_; ++t) store(window + t * kLanes, load(window + (tokens + t) * kLanes));
+    for (int64_t t = 0; t < c_.tokens; ++t) {
+      store(window + (history_ + t) * kLanes, strided(c_.input, row * c_.tokens + t, c_.tokens, count));
+      if (c_.out == nullptr) continue;
+      Vec sum = bias;
+      for (int64_t j = 0; j < c_.width; ++j) sum += load(window + (t + j) * kLanes) * load(weights + j * kLanes);
+      put(c_.out, row * c_.tokens + t, c_.tokens, count, activated(sum, silu_too));
     }
     for (int64_t t = 0; t < history_ && c_.present != nullptr; ++t) {
-      put(c_.present, row + t, history_, count, load(window + t * kLanes));
+      put(c_.present, row * history_ + t, history_, count, load(window + (c_.tokens + t) * kLanes));
+    }
+  }
+
+  // Some channels of all tokens, with the channels last. The first tokens, and the past before them, are computed from a
+  // copy.
+  void run_columns(int64_t entry, int64_t first, int64_t end, float* memory) const {
+    const int64_t channels = end - first;
+    float* weights = memory;  // [width][kRunChannels], then the bias
+    float* bias = weights + c_.width * kRunChannels;
+    float* window = bias + kRunChannels;  // the past, then the first tokens
+    const int64_t begin = smaller(c_.tokens, history_);
+    const Number* in = numbers(c_.input) + entry * c_.tokens * c_.channels + first;
+    for (int64_t n = 0; n < channels; ++n) {
+      const int64_t channel = first + n, row = entry * c_.channels + channel;
+      for (int64_t j = 0; j < c_.width; ++j) {
+        weights[j * kRunChannels + n] = Cell::number(numbers(c_.weight)[channel * c_.width + j]);
+      }
+      bias[n] = c_.bias == nullptr ? 0.0f : Cell::number(numbers(c_.bias)[channel]);
+      for (int64_t t = 0; t < history_; ++t) {
+        window[t * kRunChannels + n] = c_.past == nullptr ? 0.0f : Cell::number(numbers(c_.past)[row * history_ + t]);
+      }
+      for (int64_t t = 0; t < begin; ++t) {
+        window[(history_ + t) * kRunChannels + n] = Cell::number(in[t * c_.channels + n]);
+      }
+    }
+    if (c_.out != nullptr) {
+      Number* out = static_cast<Number*>(c_.out) + entry * c_.tokens * c_.channels + first;
+      const bool silu_too = c_.activation == Activation::silu;
+      for (int64_t t = 0; t < begin; ++t) {
+        for (int64_t n = 0; n < channels; n += kLanes) {
+          Vec sum = load(bias + n);
+          for (int64_t j = 0; j < c_.width; ++j) {
+            sum += load(window + (t + j) * kRunChannels + n) * load(weights + j * kRunChannels + n);
+          }
+          Cell::store_some(out + t * c_.channels + n, activated(sum, silu_too), smaller(kLanes, channels - n));
+        }
+      }
+      switch (c_.width) {
+        case 2: columns<2>(in, out, channels, weights, bias, silu_too); break;
+        case 3: columns<3>(in, out, channels, weights, bias, silu_too); break;
+        case 4: columns<4>(in, out, channels, weights, bias, silu_too); break;
+        default: columns<0>(in, out, channels, weights, bias, silu_too);
+      }
+    }
+    for (int64_t n = 0; n < channels; ++n) keep(entry * c_.channels + first + n, in + n, c_.channels);
+  }
+
+  // Tokens [history, tokens) of some channels. kWidth is the width, or 0 for any.
+  template <int kWidth>
+  void columns(const Number* in, Number* out, int64_t channels, const float* weights, const float* bias,
+               bool silu_too) const {
+    const int64_t width = kWidth == 0 ? c_.width : kWidth, stride = c_.channels;
+    for (int64_t t = width - 1; t < c_.tokens; ++t) {
+      const Number* from = in + (t - (width - 1)) * stride;
+      Number* to = out + t * stride;
+      int64_t n = 0;
+      for (; n + kLanes <= channels; n += kLanes) {
+        Vec sum = load(bias + n);
+#pragma GCC unroll 4
+        for (int64_t j = 0; j < width; ++j) {
+          sum += Cell::load(from + j * stride + n) * load(weights + j * kRunChannels + n);
+        }
+        Cell::store(to + n, activated(sum, silu_too));
+      }
+      const int64_t count = channels - n;
+      if (count == 0) continue;
+      Vec sum = load(bias + n);
+      for (int64_t j = 0; j < width; ++j) {
+        sum += Cell::load_some(from + j * stride + n, count) * load(weights + j * kRunChannels + n);
+      }
+      Cell::store_some(to + n, activated(sum, silu_too), count);
     }
   }
 
   const Convolution& c_;
   const Runtime& runtime_;
-  const int64_t history_, parts_;
+  const int64_t history_, task_channels_, parts_;
   int64_t next_ = 0;
   bool failed_ = false;
 };

@@ -1,0 +1,1 @@
+"""Short causal convolutions in plain operators."""
