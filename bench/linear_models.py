@@ -11,7 +11,8 @@ Each model runs in these variants, each in its own process, in turns:
     contrib     fused by fa_compiler, with LinearAttention of com.microsoft in the place of FlashLinearAttention
     ours        fused by fa_compiler
 
-The time is the median of all calls, the memory the peak of the process while it runs. The difference is that of any
+The time is the median of the calls: with one thread the processor time, so that other work on the machine counts less,
+with more threads the elapsed time. The memory is the peak of the process while it runs. The difference is that of any
 output of ours from that of the original, relative to the largest number of this output. The load is that of the machine
 in the last minute, ours included.
 """
@@ -21,18 +22,18 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 
 from bench.model_worker import ort_session
-from bench.models import measure, servers
+from bench.models import servers
 from fa_compiler.op_registry import DOMAIN
 from tools.processes import module
 
@@ -58,6 +59,9 @@ def main() -> None:
     parser.add_argument("--threads", type=_numbers, default=(1, 2), help="numbers of threads, separated by commas")
     parser.add_argument("--past", type=int, default=1024, help="the cached tokens of a step")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--kept", action="store_true", help="takes the fused files of an earlier run, if they are there"
+    )
     options = parser.parse_args()
     print(HEADING)
     for name in NAMES:
@@ -79,7 +83,8 @@ def _rows(name: str, part: str, options: argparse.Namespace) -> Iterator[str]:
     if not original.exists() and options.export_python:
         subprocess.run(module(options.export_python, "tools.makers.export_hybrids", folder, name), check=True)
     ours = folder / f"{part}-ours" / "model.onnx"
-    print(f"# {name} {part}: {compiled(original, ours)}", file=sys.stderr)
+    if not (options.kept and ours.exists()):
+        print(f"# {name} {part}: {compiled(original, ours)}", file=sys.stderr)
     files = {"exported": original, "contrib": with_peer(ours), "ours": ours}
     given = feeds(onnx.load(original, load_external_data=False), options.past)
     off = difference(original, ours, given)
@@ -87,7 +92,7 @@ def _rows(name: str, part: str, options: argparse.Namespace) -> Iterator[str]:
         raise SystemExit(f"{name} {part}: an output differs by {off:.1e}")
     for threads in options.threads:
         found = measured(files, given, threads, options.rounds)
-        cells = [f"{each['ms']:.4g}" for each in found] + [f"{each['peak_mib']:.0f}" for each in found]
+        cells = [f"{time:.4g}" for time, _ in found] + [f"{peak:.0f}" for _, peak in found]
         cells += [f"{off:.0e}", f"{os.getloadavg()[0]:.1f}"]
         yield f"| {name} | {part} | {threads} | {' | '.join(cells)} |"
 
@@ -151,20 +156,28 @@ def difference(original: Path, fused: Path, given: Mapping[str, np.ndarray]) -> 
 
 def measured(
     files: Mapping[str, Path], given: Mapping[str, np.ndarray], threads: int, rounds: int
-) -> list[dict[str, Any]]:
-    """Time and memory of each file, in their order."""
+) -> list[tuple[float, float]]:
+    """The milliseconds of a call and the peak memory in MiB of each file, in their order."""
     absent: dict[str, str] = {}
     variants = {name: ("ort", str(file)) for name, file in files.items()}
+    clock = "processor" if threads == 1 else "seconds"
+    times, peaks = {name: list[float]() for name in files}, dict.fromkeys(files, 0.0)
     with (
         tempfile.TemporaryDirectory() as scratch,
         servers(variants, {"ort": sys.executable}, threads, absent) as running,
     ):
+        if absent:
+            raise SystemExit(f"not run: {absent}")
         for name, array in given.items():
             np.save(Path(scratch) / f"{name}.npy", array)
-        row = measure(Path(scratch), running, rounds)
-    if absent or row["absent"]:
-        raise SystemExit(f"not run: {absent | row['absent']}")
-    return [row["variants"][name] for name in files]
+        for server in running.values():
+            server.ask({"feeds": scratch, "save": f"{scratch}/first"})
+        for _ in range(rounds):
+            for name, server in running.items():
+                answer = server.ask({"calls": 1, "warm": 0})
+                times[name] += answer[clock]
+                peaks[name] = max(peaks[name], answer["peak_mib"])
+    return [(1e3 * statistics.median(times[name]), peaks[name]) for name in files]
 
 
 if __name__ == "__main__":

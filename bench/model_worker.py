@@ -7,7 +7,8 @@ It is a server of tools/processes.py. The greeting is the `version`, the process
 the runtime made a session of the file. The questions are
 
     {"feeds": folder, "save": file}   loads the inputs NAME.npy, runs once, saves the first result -> {"seconds": s}
-    {"calls": n, "warm": m}           -> {"seconds": [...], "peak_mib": m}, the peak memory of the process meanwhile
+    {"calls": n, "warm": m}           -> {"seconds": [...], "processor": [...], "peak_mib": m}: elapsed, of the
+                                      processor, and the peak memory of the process meanwhile
     {"profile": true}                 (ort) -> {"nodes": [[name, operator, seconds], ...]} in a separate session
 
 A model whose caches are changed in place (its metadata name them) gets buffers with room for `ROOM` further tokens.
@@ -170,16 +171,17 @@ class Bench:
         return {"seconds": seconds}
 
     def time(self, calls: int, warm: int) -> dict[str, Any]:
-        """The seconds of each call."""
+        """The seconds of each call, elapsed and of the processor."""
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         for _ in range(warm):
             self.run(self.feeds)
-        seconds = []
+        seconds, processor = [], []
         for _ in range(calls):
-            start = time.perf_counter()
+            start, own = time.perf_counter(), time.process_time()
             self.run(self.feeds)
             seconds.append(time.perf_counter() - start)
-        return {"seconds": seconds, "peak_mib": memory("VmHWM")}
+            processor.append(time.process_time() - own)
+        return {"seconds": seconds, "processor": processor, "peak_mib": memory("VmHWM")}
 
     def profile(self) -> dict[str, Any]:
         """The median seconds of each node that ONNX Runtime runs. The first run does not count."""

@@ -67,6 +67,7 @@ def model_of(recipe: Recipe, layers: int) -> torch.nn.Module:
     sizes = {"vocab_size": WORDS, "num_hidden_layers": layers, **recipe.sizes}
     if recipe.kind == "kimi_linear":
         sizes["mlp_layer_types"] = ["dense"] * layers
+        sizes["layer_types"] = ["linear_attention"] * (layers - 1) + ["full_attention"]
     config = AutoConfig.for_model(recipe.kind, **sizes)
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval().float()
 

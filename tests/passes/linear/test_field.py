@@ -16,10 +16,12 @@ def test_a_matrix_product_is_exact() -> None:
     assert (matmul(left, right) == wanted).all()
 
 
-def test_a_long_sum_of_the_largest_numbers_is_exact() -> None:
-    length = (1 << 15) + 3
-    left, right = np.full((1, length), PRIME - 1), np.full((length, 1), PRIME - 1)
-    assert matmul(left, right).item() == length % PRIME
+@pytest.mark.parametrize("length", [256, 257, (1 << 15) + 3])
+@pytest.mark.parametrize("number", [PRIME - 1, PRIME // 2, PRIME // 2 + 1])
+@pytest.mark.parametrize("other", [PRIME - 1, PRIME // 2, PRIME // 2 + 1, 1 << 15, (1 << 30) - (1 << 15)])
+def test_a_sum_of_the_largest_numbers_is_exact(length: int, number: int, other: int) -> None:
+    left, right = np.full((1, length), number), np.full((length, 1), other)
+    assert matmul(left, right).item() == length * number * other % PRIME
 
 
 def test_powers_of_the_root_multiply_where_exponents_add() -> None:
