@@ -11,7 +11,7 @@ Where the number of tokens is open, lengths.py says which of them are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
@@ -101,6 +101,8 @@ class Prover:
     def _proven(self) -> LinearMatch | None:
         """The linear attention, where the open sizes are these."""
         lengths: Sequence[int] = FIRST_LENGTHS if self.tokens else (0,)
+        if self._entering.isdisjoint(self.tokens):  # no size of what is read depends on them
+            lengths = lengths[:1]
         looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
             try:
@@ -132,13 +134,26 @@ class Prover:
         for value in self.graph.inputs:
             for axis, dim in enumerate(self.info.shape(value) or ()):
                 (others if axis else first).update(_names(dim))
-        leaves = [value for node in self.region.nodes for value in node.inputs if value is not None]
-        named = {name for value in leaves for dim in self.info.shape(value) or () for name in _names(dim)}
+        named = self._named(value for node in self.region.nodes for value in node.inputs)
         batch, every = first - others, named | first | others
         choices = [batch]
         if named <= batch:
             choices.append(set())  # the first axis may be that of the tokens
         return [(sorted(choice), sorted(every - choice)) for choice in choices]
+
+    @cached_property
+    def _entering(self) -> set[str]:
+        """The names in the sizes of the graph's inputs, and of what the region reads."""
+        read = (value for node in self.region.nodes for value in node.inputs if not self._makes(value))
+        return self._named((*self.graph.inputs, *read))
+
+    def _makes(self, value: ir.Value | None) -> bool:
+        """Does a node of the region make a value?"""
+        return (maker := producer(value)) is not None and maker in self.region.members
+
+    def _named(self, values: Iterable[ir.Value | None]) -> set[str]:
+        """The names in the sizes of these values."""
+        return {name for value in values for dim in self.info.shape(value) or () for name in _names(dim)}
 
     def _point(self, length: int, number: int, most: int = 0) -> Evaluation:
         sizes = dict.fromkeys(self.batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(self.tokens, length)
