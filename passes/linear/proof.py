@@ -24,7 +24,8 @@ from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
-from fa_compiler.passes.linear.lengths import Lengths, chunk_sizes, right_lengths
+from fa_compiler.passes.linear.lengths import Lengths, Verdict, right_lengths
+from fa_compiler.passes.linear.meetings import Meetings
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
@@ -35,7 +36,10 @@ POINTS = 3
 BATCHES = (3, 2, 5)
 """The sizes of an open batch, by the number of the point."""
 MOST_ELEMENTS = 1 << 22
-"""Where the number of tokens is open, no first length is looked at for which a tensor has more elements."""
+"""Where the number of tokens is open, no length is looked at for which a tensor has more elements."""
+AHEAD = 16
+"""A tensor is expected to grow with the square of the tokens. Where it would have so many times more elements, the
+length is not tried."""
 FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
 
 
@@ -155,9 +159,9 @@ class Prover:
         """The names in the sizes of these values."""
         return {name for value in values for dim in self.info.shape(value) or () for name in _names(dim)}
 
-    def _point(self, length: int, number: int, most: int = 0) -> Evaluation:
+    def _point(self, length: int, number: int, most: int = 0, meetings: Meetings | None = None) -> Evaluation:
         sizes = dict.fromkeys(self.batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(self.tokens, length)
-        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents, most)
+        point = Evaluation(self.info, sizes, 0x1A2B3C + 0x9E37 * number, self._exponents, most, meetings=meetings)
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         return point
 
@@ -240,42 +244,80 @@ class Prover:
 
     def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:
         """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
-        if not all(self._holds(match, length, number) for number in range(1, POINTS)):
+        looks = _Looks(self, match)
+        if not all(looks.verdict(length, number) is Verdict.RIGHT for number in range(1, POINTS)):
             self.trace("not confirmed")
+            return None
+        if match.is_open["b"] and looks.meetings.numbers().edges:
+            self.trace("a number meets the batch")
             return None
         if not match.is_open["t"]:
             return match
-        numbers = count(POINTS)
-        lengths = right_lengths(chunk_sizes(self.region), length, lambda each: self._holds(match, each, next(numbers)))
+        lengths = right_lengths(length, looks.next, looks.meetings.numbers)
         self.trace("lengths", lengths)
         return None if lengths is None else replace(match, lengths=lengths)
 
-    def _holds(self, match: LinearMatch, length: int, number: int) -> bool:
-        """Is the match right at another point?"""
+
+@dataclass
+class _Looks:
+    """Looks at a match at other points, and notes what meets sizes there."""
+
+    prover: Prover
+    match: LinearMatch
+    meetings: Meetings = field(default_factory=Meetings)
+    count: Iterator[int] = field(default_factory=lambda: count(POINTS))
+    too_long: int | None = None
+    """A length at which a point takes too long, and all longer ones do."""
+    largest: tuple[int, int] = (1, 1)
+    """The longest length that was looked at, and the number of elements of the largest tensor there."""
+
+    def next(self, length: int) -> Verdict:
+        """What the region computes at the next length."""
+        longest, elements = self.largest
+        if self.too_long is not None and length >= self.too_long:
+            return Verdict.UNKNOWN
+        if elements * (length / longest) ** 2 > AHEAD * MOST_ELEMENTS:
+            return Verdict.UNKNOWN
+        return self.verdict(length, next(self.count))
+
+    def verdict(self, length: int, number: int) -> Verdict:
+        """What the region computes at another point."""
+        match = self.match
         own = BATCHES[number % len(BATCHES)] if match.is_open["b"] else match.sizes.batch
+        self.meetings.begin()
         try:
-            point = self._point(length, number)
+            point = self.prover._point(length, number, MOST_ELEMENTS if match.is_open["t"] else 0, self.meetings)
+            if length >= self.largest[0]:
+                self.largest = (length, point.largest)
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
-                return False
+                return Verdict.FAILS
             outcome = _outcome(match.found, point, sizes)
-            return outcome is not None and _agrees(match, point, sizes, outcome)
+            return Verdict.FAILS if outcome is None else _agrees(match, point, sizes, outcome)
+        except TooLongError:
+            self.too_long = length if self.too_long is None else min(length, self.too_long)
+            return Verdict.UNKNOWN
         except FailedError:
-            return False
+            return Verdict.FAILS
 
 
-def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> bool:
-    """Do all outputs and states of a match hold what the recurrence gives?"""
-    goal = scaled(outcome, match.found)
+def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> Verdict:
+    """Do all outputs and states of a match hold what the recurrence gives? An output whose last token is 0 was computed
+    for fewer tokens."""
+    goal, verdict = scaled(outcome, match.found), Verdict.RIGHT
     for output in match.outputs:
         array = read(output, point, sizes)
-        if array is None or not (columns(array) == goal).all():
-            return False
+        if array is None:
+            return Verdict.FAILS
+        if not (columns(array) == goal).all():
+            verdict = Verdict.OTHER if columns(array)[:, -1].any() else Verdict.FAILS
     for state in match.states:
         array = read_state(state, point, sizes)
-        if array is None or not (columns(array) == outcome.state).all():
-            return False
-    return True
+        if array is None:
+            return Verdict.FAILS
+        if not (columns(array) == outcome.state).all() and verdict is Verdict.RIGHT:
+            verdict = Verdict.OTHER
+    return verdict
 
 
 def _outcome(found: Found, point: Evaluation, sizes: Sizes) -> Outcome | None:
