@@ -86,6 +86,8 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
             if verdicts[length] is Verdict.OTHER:
                 return None
         met = numbers()
+        if met.is_unclear:
+            return None
         neighbours = {edge + step for edge in met.edges for step in (-1, 0, 1)}  # 3: of each number
         wanted = _of_chunks(met.chunks, found) | neighbours
     unknown = [edge for edge in met.edges if Verdict.UNKNOWN in (verdicts.get(edge + step) for step in (-1, 0, 1))]

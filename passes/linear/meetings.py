@@ -19,7 +19,7 @@ Floats count only where a length that has become one is compared or rounded. A n
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -35,6 +35,7 @@ ROUGH = (
 )
 """Operators that may change with a float."""
 ELEMENTWISE = (*ROUGH, "Add", "Sub", "Mul", "Div", "Pow", "Where", "Sum")
+BENT = ("Sqrt", "Log")
 GATHERS = ("Gather", "GatherElements", "GatherND")
 SMALL = 64
 """Of tensors with more elements only the shape is noted."""
@@ -79,6 +80,8 @@ class Numbers:
     factors: set[int] = field(default_factory=set)
     has_squares: bool = False
     """Is what varies multiplied with what varies?"""
+    is_unclear: bool = False
+    """Is a root or logarithm of a length compared or rounded?"""
 
     @property
     def chunks(self) -> list[int]:
@@ -92,6 +95,7 @@ class Numbers:
         for number in self.compared:
             found |= {number + other for other in self.added} | {abs(number - other) for other in self.added}
             found |= {number * other for other in self.divisors} | {number // other for other in self.factors}
+            found |= {other // number for other in self.divisors}
         if self.has_squares:
             found |= {math.isqrt(number) for number in found}
         return sorted(number for number in found if LEAST <= number < ENDLESS)
@@ -127,29 +131,42 @@ class Meetings:
 
     def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note what a node reads."""
-        if is_op(node, *ELEMENTWISE, *GATHERS, "Slice", "Trilu", "Pad", "Range", "OneHot", "Loop"):
+        if is_op(node, *ELEMENTWISE, *GATHERS, *BENT, "Slice", "Trilu", "Pad", "Range", "OneHot", "Loop"):
             self.points[-1].setdefault(node, set()).add(tuple(map(_note, operands)))
 
-    def numbers(self) -> Numbers:
-        """The numbers that meet a size which varies."""
+    def numbers(self, names: Collection[str] = ()) -> Numbers:
+        """The numbers that meet a size which varies: one of these names, where some are given."""
         nodes = dict.fromkeys(node for point in self.points for node in point)
         met = [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
         counts_floats = any(each.is_rough for each in met)
         found = Numbers(has_squares=any(each.is_square for each in met))
+        found.is_unclear = counts_floats and any(each.is_bent for each in met)
         for each in met:
             for number in each.numbers(counts_floats):
                 found.add(each.node.op_type, number)
         for size in self.sizes:
-            _enter(size, found)
+            _enter(size, found, names)
         return found
 
 
-def _enter(size: Dim, found: Numbers) -> None:
-    """Enter the numbers in the minima and quotients of a size."""  # 8
+def names_of(size: Dim) -> Iterator[str]:
+    """The names of the sizes in a size that differ from run to run."""
     for atom in size.atoms:
-        for arg in atom.args:
+        if atom.args:
+            for arg in atom.args:
+                yield from names_of(arg)
+        else:
+            yield atom.name
+
+
+def _enter(size: Dim, found: Numbers, names: Collection[str]) -> None:
+    """Enter the numbers in the minima and quotients of a size: of one of these names, where some are given."""  # 8
+    for atom in size.atoms:
+        for arg in (
+            atom.args if not names or any(name in names for part in atom.args for name in names_of(part)) else ()
+        ):
             found.add("Div" if arg.is_const and atom.op in ("floor", "trunc", "mod", "fmod") else "Less", arg.addend)
-            _enter(arg, found)
+            _enter(arg, found, names)
 
 
 @dataclass(frozen=True)
@@ -166,6 +183,11 @@ class _Met:
             self.varies(index) and self._all(index, lambda note: note.is_exact and note.is_float)
             for index in range(self.width)
         )
+
+    @property
+    def is_bent(self) -> bool:
+        """Is it a root or a logarithm of what is known and varies?"""
+        return is_op(self.node, *BENT) and self._is_exact(True) and self.varies(0)
 
     @property
     def is_square(self) -> bool:

@@ -19,13 +19,12 @@ from itertools import count
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import Lengths, Verdict, right_lengths
-from fa_compiler.passes.linear.meetings import Meetings
+from fa_compiler.passes.linear.meetings import Meetings, names_of
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.search import Found, Search, State, read_state, scaled, tokens_of
@@ -137,7 +136,7 @@ class Prover:
         first, others = set[str](), set[str]()
         for value in self.graph.inputs:
             for axis, dim in enumerate(self.info.shape(value) or ()):
-                (others if axis else first).update(_names(dim))
+                (others if axis else first).update(names_of(dim))
         named = self._named(value for node in self.region.nodes for value in node.inputs)
         batch, every = first - others, named | first | others
         choices = [batch]
@@ -157,7 +156,7 @@ class Prover:
 
     def _named(self, values: Iterable[ir.Value | None]) -> set[str]:
         """The names in the sizes of these values."""
-        return {name for value in values for dim in self.info.shape(value) or () for name in _names(dim)}
+        return {name for value in values for dim in self.info.shape(value) or () for name in names_of(dim)}
 
     def _point(self, length: int, number: int, most: int = 0, meetings: Meetings | None = None) -> Evaluation:
         sizes = dict.fromkeys(self.batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(self.tokens, length)
@@ -248,7 +247,7 @@ class Prover:
         if not all(looks.verdict(length, number) is Verdict.RIGHT for number in range(1, POINTS)):
             self.trace("not confirmed")
             return None
-        if match.is_open["b"] and looks.meetings.numbers().edges:
+        if match.is_open["b"] and looks.meetings.numbers(self.batch).edges:
             self.trace("a number meets the batch")
             return None
         if not match.is_open["t"]:
@@ -362,13 +361,3 @@ def _as_state(value: ir.Value, point: Evaluation, sizes: Sizes, last: np.ndarray
         if array is not None and (columns(array) == last).all():
             return State(value, order)
     return None
-
-
-def _names(dim: Dim) -> Iterator[str]:
-    """The names of the sizes in a size that differ from run to run."""
-    for atom in dim.atoms:
-        if atom.args:
-            for arg in atom.args:
-                yield from _names(arg)
-        else:
-            yield atom.name
