@@ -340,7 +340,7 @@ class Model:
             each = recipe.sizes[1] // heads
             axes = [1, 1, each, 1, 1]
             wide = nodes.op("Expand", nodes.unit(value, 2), nodes.const(axes))
-            value = nodes.shaped(wide, 0 if not recipe.open_batch else -1, recipe.sizes[1], recipe.length or -1, width)
+            value = nodes.shaped(wide, 0, recipe.sizes[1], recipe.length or -1, width)
         return self._gated(value) if name == "g" else value
 
     def _gated(self, value: str) -> str:

@@ -135,14 +135,15 @@ class Meetings:
             self.points[-1].setdefault(node, set()).add(tuple(map(_note, operands)))
 
     def numbers(self, names: Collection[str] = ()) -> Numbers:
-        """The numbers that meet a size which varies: one of these names, where some are given."""
+        """The numbers that meet a size which varies: one of these names, where some are given. A batch does not meet
+        the number of iterations of a Loop over the tokens."""
         nodes = dict.fromkeys(node for point in self.points for node in point)
         met = [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
         counts_floats = any(each.is_rough for each in met)
         found = Numbers(has_squares=any(each.is_square for each in met))
         found.is_unclear = counts_floats and any(each.is_bent for each in met)
         for each in met:
-            for number in each.numbers(counts_floats):
+            for number in each.numbers(counts_floats) if not (names and is_op(each.node, "Loop")) else ():
                 found.add(each.node.op_type, number)
         for size in self.sizes:
             _enter(size, found, names)

@@ -205,9 +205,9 @@ class Prover:
         return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
-        """Does the number of elements differ with the sizes of these names?"""
+        """Does the number of elements differ with the sizes of these names, as far as that is known?"""
         dims = self.info.shape(value)
-        if dims is None or not names:
+        if dims is None or not names or not all(atom.is_known for dim in dims for atom in dim.atoms):
             return bool(names)
         counts = []
         for size in (7, 1003):
