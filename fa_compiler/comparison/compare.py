@@ -216,9 +216,8 @@ def compare_models(
     rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs)
     excuses = _Excuses(original, proto, pairs, rival, _Unrounded(original, other, assume))
     found: Comparison | None = None
-    rounds: Iterator[Round] = _rounds(runner, original, proto, inputs, pairs, shared, assume, sizes_for(other_proto))
-    if inputs is None and ANY_LENGTH in assume:
-        rounds = chain(rounds, _beyond(other, other_proto, other_length(lengths_of(other_proto))))
+    usual = _rounds(runner, original, proto, inputs, pairs, shared, assume, sizes_for(other_proto))
+    rounds = chain(usual, _beyond(other, other_proto, inputs, assume))
     for count, (what, feeds, first) in enumerate(rounds, 1):
         changed = buffer_feeds(buffers, feeds, first)
         second = rival.run(changed, first, f" with {what.name}" if count > 1 else "")
@@ -469,10 +468,16 @@ def _rounds(
         yield replace(kind, name=f"{kind.name}, and {turned[0]} the other way") if turned else kind, other, first
 
 
-def _beyond(path: Path, proto: onnx.ModelProto, length: int | None) -> Iterator[Round]:
-    """The round with a number of tokens for which the original is not right: in its place stands the other model
-    without the library, whose bodies compute the recurrence. None where the model has no bodies."""
-    if length is None or not proto.functions:
+def _beyond(
+    path: Path, proto: onnx.ModelProto, inputs: Path | Mapping[str, npt.ArrayLike] | None, assume: Collection[str]
+) -> Iterator[Round]:
+    """The round with a number of tokens for which the original is not right, if the user vouches that the model is
+    meant for every number: in the place of the original stands the other model without the library, whose bodies
+    compute the recurrence. None where inputs are given, and where the model has no bodies."""
+    if inputs is not None or ANY_LENGTH not in assume or not proto.functions:
+        return
+    length = other_length(lengths_of(proto))
+    if length is None:
         return
     feeds = random_inputs(proto, str(path), length=length)
     recurrence = Runner(path, proto, optimise=False, library=False)

@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
 from fa_compiler.passes.linear.field import hashed
+from fa_compiler.passes.linear.meetings import Meetings
 from fa_compiler.passes.linear.operators import evaluated
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
@@ -91,6 +92,10 @@ class Evaluation:
     """How many tensors of random numbers were made: a body makes new ones in each run."""
     steps: int = 0
     """How many nodes were evaluated."""
+    meetings: Meetings | None = None
+    """Notes of what the nodes read."""
+    largest: int = 0
+    """The number of elements of the largest tensor."""
 
     def tensor(self, value: ir.Value) -> Tensor:
         """The numbers of a value."""
@@ -122,6 +127,8 @@ class Evaluation:
         if value in self.known and isinstance(known := self.known[value], Tensor):
             return known.shape
         dims = self.info.shape(value)
+        if self.meetings is not None:
+            self.meetings.sizes.update(dims or ())
         sizes = None if dims is None else [dim.evaluate(self.sizes) for dim in dims]
         if sizes is None or any(size is None or size < 0 for size in sizes):
             raise FailedError(f"the shape of {value.name!r} is not known")
@@ -150,6 +157,8 @@ class Evaluation:
         if is_op(node, "Constant"):
             return [self._leaf(node.outputs[0])]
         operands = self._operands(node)
+        if self.meetings is not None:
+            self.meetings.add(node, operands)
         dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
         with_sums = not self.exponents.isdisjoint(node.outputs)
         try:
@@ -170,7 +179,8 @@ class Evaluation:
         return [None if value is None else self.tensor(value) for value in node.inputs]
 
     def _meet(self, tensor: Tensor) -> None:
-        if self.most and math.prod(tensor.shape) > self.most:
+        self.largest = max(self.largest, math.prod(tensor.shape))
+        if self.most and self.largest > self.most:
             raise TooLongError("a tensor of many elements")
         array = tensor.exact
         if array is not None and tensor.field is None:
@@ -206,6 +216,8 @@ class Evaluation:
     def _loop(self, node: ir.Node) -> list[Sequenced]:
         (body,) = subgraphs(node)
         count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
+        if self.meetings is not None:
+            self.meetings.add(node, [None if value is None else self.tensor(value) for value in node.inputs[:1]])
         states = [self._get(value) for value in node.inputs[2:] if value is not None]
         stacked = len(body.outputs) - 1 - len(states)
         made: list[Sequence[Sequenced]] = []
@@ -213,7 +225,7 @@ class Evaluation:
             if not condition:
                 break
             if step >= MOST_ITERATIONS:
-                raise FailedError("a Loop of many iterations")
+                raise TooLongError("a Loop of many iterations")
             given = [exact(np.array(step)), exact(np.array(bool(condition))), *states]
             results = self._body(body, given)
             condition = self._number(body.outputs[0], 1)
@@ -277,7 +289,7 @@ def _slices(tensor: Tensor, axis: int, is_backward: int) -> list[Tensor]:
     """The parts of a tensor that a Scan reads one after the other."""
     length = tensor.shape[axis]
     if length > MOST_ITERATIONS:
-        raise FailedError("a Scan of many iterations")
+        raise TooLongError("a Scan of many iterations")
     places = reversed(range(length)) if is_backward else range(length)
     with_sums = tensor.sums is not None
     return [moved((tensor,), lambda array, place=place: np.take(array, place, axis), with_sums) for place in places]

@@ -2,38 +2,49 @@
 
 What is looked at, and what follows from it:
 
-    1     lengths of 1 to 5 tokens show a loop
-    2     an integer that the graph compares a length with, or divides it by, is taken for a chunk's size. Of each
-          chunk, up to two beyond the length at which the operands were found, the first length, the middle and the
-          last one are looked at
-    3     between two such lengths of one chunk that are right, all are right: the operators of the region treat them
-          alike, but for the sizes of pads and slices, which both ends have shown
-    4     where only the multiples of a chunk are right, and all of these that were looked at, all multiples are
-    5     where the last two chunks are right, too, all longer ones are: only a number of chunks that is written into
-          the graph could tell them apart, and none is that large
+    1     lengths of 1 to 5 tokens, that at which the operands were found, the next one, and twice as many
+    2     the numbers that a length meets in the graph (meetings.py): each may be a chunk's size, of which the first
+          length, the middle and the last one are looked at, up to two chunks beyond the length at which the operands
+          were found
+    3     the numbers again, and what a comparison and another operator make of two of them: there a comparison, a Slice
+          or the like may change what the graph computes. Each is looked at with its neighbours
+    4     between two such lengths that are right, all are right: the operators of the region treat them alike, but for
+          what passes one of the numbers
+    5     where only the multiples of a number are right, and all of these that were looked at, all multiples are
+    6     where the last ones are right, all longer ones are; of a number that is too large to be looked at, only those
+          below it
 
-Cases 3 to 5 are no polynomial identities. They hold because the operators that are followed (operators.py) do the same
-for every size, and read no number of the graph but those of case 2.
+A length that is not right is refused by the fused model. That is what the user wants of a file that fails at it, or in
+which the last tokens are 0, because a number of chunks was written into it. A region that computes anything else there
+is no linear attention, though it is one at other lengths.
+
+Cases 4 to 6 are no polynomial identities. They hold because the operators that are followed (operators.py) do the same
+for every size, but where the size passes a number that it meets.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
-import onnx_ir as ir
+from fa_compiler.passes.linear.meetings import Numbers
 
-from fa_compiler.passes.ir.nodes import constant, is_op, subgraphs
-from fa_compiler.passes.linear.regions import Region
-
-ARITHMETIC = ("Mod", "Div", "Min", "Max", "Sub", "Add", "Less", "Greater", "LessOrEqual", "GreaterOrEqual", "Equal")
 SMALL = (1, 2, 3, 5)
-MOST_PROBES = 64
-SMALLEST_CHUNK = 4
+MOST_PROBES = 160
 BEYOND = 2
 METADATA = "fa_compiler.lengths"
 """The key under which an operator has the lengths, as JSON, in its metadata."""
+
+
+class Verdict(Enum):
+    """What a region computes at a length."""
+
+    RIGHT = "the linear attention"
+    FAILS = "nothing, or 0 for the last tokens"
+    OTHER = "something else"
+    UNKNOWN = "too much to be looked at"
 
 
 @dataclass(frozen=True)
@@ -82,60 +93,63 @@ def _in_words(first: int, last: int | None) -> str:
     return str(first) if first == last else f"{first} to {last}"
 
 
-def chunk_sizes(region: Region) -> list[int]:
-    """The integers that lengths are compared with or divided by."""
-    found = set[int]()
-    for node in _all(region.nodes):
-        if not is_op(node, *ARITHMETIC):
-            continue
-        arrays = [constant(value, limit=1) for value in node.inputs]
-        numbers = [abs(int(each.reshape(-1)[0])) for each in arrays if each is not None and each.dtype.kind in "iu"]
-        if len(numbers) < len(arrays):
-            found.update(numbers)
-    return sorted(number for number in found if number >= SMALLEST_CHUNK)
+def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[[], Numbers]) -> Lengths | None:
+    """The lengths that are right; None where they cannot be told, or where the region computes something else at one.
+
+    `found` is the length at which the operands were found. `look` is called with lengths that rise, and `numbers` gives
+    the numbers that the lengths met so far.
+    """
+    verdicts = dict[int, Verdict]()
+    wanted = {*SMALL, found, found + 1, 2 * found}  # 1: without numbers
+    met = Numbers()
+    while todo := sorted(wanted - verdicts.keys()):
+        if len(verdicts) + len(todo) > MOST_PROBES:
+            return None
+        for length in todo:
+            verdicts[length] = look(length)
+            if verdicts[length] is Verdict.OTHER:
+                return None
+        met = numbers()
+        if met.is_unclear:
+            return None
+        neighbours = {edge + step for edge in met.edges for step in (-1, 0, 1)}  # 3: of each number
+        wanted = _of_chunks(met.chunks, found) | neighbours
+    unknown = [edge for edge in met.edges if Verdict.UNKNOWN in (verdicts.get(edge + step) for step in (-1, 0, 1))]
+    return _lengths(verdicts, found, met.chunks, min(unknown, default=None))
 
 
-def _all(nodes: Sequence[ir.Node]) -> Iterator[ir.Node]:
-    for node in nodes:
-        yield node
-        for graph in subgraphs(node):
-            yield from _all([*graph])
-
-
-def probes(sizes: Sequence[int], found: int) -> list[int] | None:
-    """The lengths that are looked at; None where they are too many. `found` is the one at which the operands were
-    found."""
-    lengths = {*SMALL, found}  # 1: small ones
+def _of_chunks(sizes: Iterable[int], found: int) -> set[int]:
+    """The lengths that are looked at of chunks of these sizes."""
+    lengths = set[int]()
     for size in sizes:  # 2: those of each chunk
         for chunk in range(found // size + BEYOND + 1):
             first = chunk * size
             lengths.update((first + 1, first + size // 2, first + size))
-    return sorted(lengths) if len(lengths) <= MOST_PROBES else None
+    return lengths
 
 
-def right_lengths(sizes: Sequence[int], found: int, is_right: Callable[[int], bool]) -> Lengths | None:
-    """The lengths that are right; None where they cannot be told."""
-    lengths = probes(sizes, found)
-    if lengths is None:
-        return None
-    right = {length for length in lengths if is_right(length)}
-    for size in sizes:  # 4: multiples
+def _lengths(verdicts: Mapping[int, Verdict], found: int, sizes: Iterable[int], unknown: int | None) -> Lengths | None:
+    """The lengths that are right; `unknown` is the first number that was not passed."""
+    lengths = sorted(length for length, verdict in verdicts.items() if verdict is not Verdict.UNKNOWN)
+    right = {length for length in lengths if verdicts[length] is Verdict.RIGHT}
+    for size in sizes:  # 5: multiples
         multiples = {length for length in lengths if length % size == 0}
         if right == multiples and len(multiples) > BEYOND:
-            return Lengths(step=size)
-    return _ranges(lengths, right, found)
+            return Lengths(step=size) if unknown is None else None
+    return _ranges(lengths, right, found, unknown)
 
 
-def _ranges(lengths: Sequence[int], right: set[int], found: int) -> Lengths | None:
+def _ranges(lengths: Sequence[int], right: set[int], found: int, unknown: int | None) -> Lengths | None:
     """The ranges of lengths that are right; None where none is."""
     ranges: list[tuple[int, int | None]] = []
     before = 0
     for length in lengths:
-        if length in right and before in right and ranges:  # 3: of one chunk
+        if length in right and before in right and ranges:  # 4: nothing between them
             ranges[-1] = (ranges[-1][0], length)
         elif length in right:
             ranges.append((length, length))
         before = length
-    if ranges and lengths[-1] in right and ranges[-1][0] <= found:  # 5: no end
-        ranges[-1] = (ranges[-1][0], None)
+    if ranges and lengths[-1] in right and ranges[-1][0] <= found:  # 6: no end
+        end = None if unknown is None else max(unknown - BEYOND, lengths[-1])
+        ranges[-1] = (ranges[-1][0], end)
     return Lengths(tuple(ranges)) if ranges else None

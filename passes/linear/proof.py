@@ -11,7 +11,7 @@ Where the number of tokens is open, lengths.py says which of them are looked at.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -19,12 +19,12 @@ from itertools import count
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
-from fa_compiler.passes.linear.lengths import Lengths, chunk_sizes, right_lengths
+from fa_compiler.passes.linear.lengths import Lengths, Verdict, right_lengths
+from fa_compiler.passes.linear.meetings import Meetings, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
@@ -36,9 +36,12 @@ POINTS = 3
 BATCHES = (3, 2, 5)
 """The sizes of an open batch, by the number of the point."""
 MOST_ELEMENTS = 1 << 22
-"""Where the number of tokens is open, no first length is looked at for which a tensor has more elements."""
+"""Where the number of tokens is open, no length is looked at for which a tensor has more elements."""
 MOST_SEARCHES = 5
 """So many first lengths are searched. Files that are right for long sequences only fail at the short ones."""
+AHEAD = 16
+"""A tensor is expected to grow with the square of the tokens. Where it would have so many times more elements, the
+length is not tried."""
 FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
 
 
@@ -90,7 +93,7 @@ class InputSizes:
         first, others = set[str](), set[str]()
         for value in graph.inputs:
             for axis, dim in enumerate(info.shape(value) or ()):
-                (others if axis else first).update(_names(dim))
+                (others if axis else first).update(names_of(dim))
         return InputSizes(frozenset(first), frozenset(others))
 
 
@@ -120,6 +123,8 @@ class Prover:
     def _proven(self) -> LinearMatch | None:
         """The linear attention, where the open sizes are these."""
         lengths: Sequence[int] = FIRST_LENGTHS if self.tokens else (0,)
+        if self._entering.isdisjoint(self.tokens):  # no size of what is read depends on them
+            lengths = lengths[:1]
         looked_at = set[tuple[tuple[int, ...], ...]]()
         for length in lengths:
             try:
@@ -151,24 +156,36 @@ class Prover:
 
     def open_sizes(self) -> list[tuple[list[str], list[str]]]:
         """What the sizes that differ from run to run may be, by their names: the batch, and the others."""
-        values = {value for node in self.region.nodes for value in node.inputs if value is not None}
-        sizes = {dim for value in values for dim in self.info.shape(value) or () if dim.const is None}
-        named = {name for dim in sizes for name in _names(dim)}
+        named = self._named(value for node in self.region.nodes for value in node.inputs)
         batch, every = self.inputs.first - self.inputs.others, self.inputs.first | self.inputs.others | named
         choices = [batch]
         if named <= batch:
             choices.append(frozenset())  # the first axis may be that of the tokens
         return [(sorted(choice), sorted(every - choice)) for choice in choices]
 
-    def _point(self, length: int, number: int, most: int = 0) -> Evaluation:
+    @cached_property
+    def _entering(self) -> set[str]:
+        """The names in the sizes of the graph's inputs, and of what the region reads."""
+        read = (value for node in self.region.nodes for value in node.inputs if not self._makes(value))
+        return set(self.inputs.first | self.inputs.others) | self._named(read)
+
+    def _makes(self, value: ir.Value | None) -> bool:
+        """Does a node of the region make a value?"""
+        return (maker := producer(value)) is not None and maker in self.region.members
+
+    def _named(self, values: Iterable[ir.Value | None]) -> set[str]:
+        """The names in the sizes of these values."""
+        return {name for value in values for dim in self.info.shape(value) or () for name in names_of(dim)}
+
+    def _point(self, length: int, number: int, most: int = 0, meetings: Meetings | None = None) -> Evaluation:
         sizes = dict.fromkeys(self.batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(self.tokens, length)
         seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
-        point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown)
+        point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown, meetings=meetings)
         point.known.update(self.powers.decays(seed))
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         if len(self.powers.tables) == tables:
             return point
-        return self._point(length, number, most)  # what was read before its table was met
+        return self._point(length, number, most, meetings)  # what was read before its table was met
 
     @cached_property
     def _upstream(self) -> dict[ir.Value, int]:
@@ -212,9 +229,9 @@ class Prover:
         return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
-        """Does the number of elements differ with the sizes of these names?"""
+        """Does the number of elements differ with the sizes of these names, as far as that is known?"""
         dims = self.info.shape(value)
-        if dims is None or not names:
+        if dims is None or not names or not all(atom.is_known for dim in dims for atom in dim.atoms):
             return bool(names)
         counts = []
         for size in (7, 1003):
@@ -250,42 +267,80 @@ class Prover:
 
     def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:
         """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
-        if not all(self._holds(match, length, number) for number in range(1, POINTS)):
+        looks = _Looks(self, match)
+        if not all(looks.verdict(length, number) is Verdict.RIGHT for number in range(1, POINTS)):
             self.trace("not confirmed")
+            return None
+        if match.is_open["b"] and looks.meetings.numbers(self.batch).edges:
+            self.trace("a number meets the batch")
             return None
         if not match.is_open["t"]:
             return match
-        numbers = count(POINTS)
-        lengths = right_lengths(chunk_sizes(self.region), length, lambda each: self._holds(match, each, next(numbers)))
+        lengths = right_lengths(length, looks.next, looks.meetings.numbers)
         self.trace("lengths", lengths)
         return None if lengths is None else replace(match, lengths=lengths)
 
-    def _holds(self, match: LinearMatch, length: int, number: int) -> bool:
-        """Is the match right at another point?"""
+
+@dataclass
+class _Looks:
+    """Looks at a match at other points, and notes what meets sizes there."""
+
+    prover: Prover
+    match: LinearMatch
+    meetings: Meetings = field(default_factory=Meetings)
+    count: Iterator[int] = field(default_factory=lambda: count(POINTS))
+    too_long: int | None = None
+    """A length at which a point takes too long, and all longer ones do."""
+    largest: tuple[int, int] = (1, 1)
+    """The longest length that was looked at, and the number of elements of the largest tensor there."""
+
+    def next(self, length: int) -> Verdict:
+        """What the region computes at the next length."""
+        longest, elements = self.largest
+        if self.too_long is not None and length >= self.too_long:
+            return Verdict.UNKNOWN
+        if elements * (length / longest) ** 2 > AHEAD * MOST_ELEMENTS:
+            return Verdict.UNKNOWN
+        return self.verdict(length, next(self.count))
+
+    def verdict(self, length: int, number: int) -> Verdict:
+        """What the region computes at another point."""
+        match = self.match
         own = BATCHES[number % len(BATCHES)] if match.is_open["b"] else match.sizes.batch
+        self.meetings.begin()
         try:
-            point = self._point(length, number)
+            point = self.prover._point(length, number, MOST_ELEMENTS if match.is_open["t"] else 0, self.meetings)
+            if length >= self.largest[0]:
+                self.largest = (length, point.largest)
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
-                return False
+                return Verdict.FAILS
             outcome = _outcome(match.found, point, sizes)
-            return outcome is not None and _agrees(match, point, sizes, outcome)
+            return Verdict.FAILS if outcome is None else _agrees(match, point, sizes, outcome)
+        except TooLongError:
+            self.too_long = length if self.too_long is None else min(length, self.too_long)
+            return Verdict.UNKNOWN
         except FailedError:
-            return False
+            return Verdict.FAILS
 
 
-def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> bool:
-    """Do all outputs and states of a match hold what the recurrence gives?"""
-    goal = scaled(outcome, match.found)
+def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> Verdict:
+    """Do all outputs and states of a match hold what the recurrence gives? An output whose last token is 0 was computed
+    for fewer tokens."""
+    goal, verdict = scaled(outcome, match.found), Verdict.RIGHT
     for output in match.outputs:
         array = read(output, point, sizes)
-        if array is None or not (columns(array) == goal).all():
-            return False
+        if array is None:
+            return Verdict.FAILS
+        if not (columns(array) == goal).all():
+            verdict = Verdict.OTHER if columns(array)[:, -1].any() else Verdict.FAILS
     for state in match.states:
         array = read_state(state, point, sizes)
-        if array is None or not (columns(array) == outcome.state).all():
-            return False
-    return True
+        if array is None:
+            return Verdict.FAILS
+        if not (columns(array) == outcome.state).all() and verdict is Verdict.RIGHT:
+            verdict = Verdict.OTHER
+    return verdict
 
 
 def _outcome(found: Found, point: Evaluation, sizes: Sizes) -> Outcome | None:
@@ -330,13 +385,3 @@ def _as_state(value: ir.Value, point: Evaluation, sizes: Sizes, last: np.ndarray
         if array is not None and (columns(array) == last).all():
             return State(value, order)
     return None
-
-
-def _names(dim: Dim) -> Iterator[str]:
-    """The names of the sizes in a size that differ from run to run."""
-    for atom in dim.atoms:
-        if atom.args:
-            for arg in atom.args:
-                yield from _names(arg)
-        else:
-            yield atom.name

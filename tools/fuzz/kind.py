@@ -16,7 +16,17 @@ from tools.fuzz import kinds
 
 GROUPS = {
     "graphs": (
-        *("bounds", "compose", "gradients", "growth", "mask_plans", "mutate", "quantised", "ready_made"),
+        *(
+            "bounds",
+            "compose",
+            "gradients",
+            "growth",
+            "linear_plain",
+            "mask_plans",
+            "mutate",
+            "quantised",
+            "ready_made",
+        ),
         *("runtimes", "schema_calls", "shapes", "spellings", "steps", "symbolic", "tested"),
     ),
     "parallel": ("caches", "rank_calls", "ranks", "rules"),

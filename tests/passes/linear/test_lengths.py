@@ -1,0 +1,149 @@
+"""Graphs that are a linear attention for some numbers of tokens, or of sequences, and compute something else for
+others: they are left, or refuse the others."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from fa_compiler.passes.linear.lengths import Lengths, Verdict, right_lengths
+from fa_compiler.passes.linear.meetings import Numbers
+from tests.passes.running import assert_same, fused, parse, run
+
+TOLERANCE = 1e-4
+"""float32 sums over up to 501 tokens, in another order, without a decay."""
+INPUTS = "float[1,2,4,6] s0, float[1,2,T,4] q, float[1,2,T,4] k, float[1,2,T,6] v"
+OUTPUTS = "float[1,2,U,6] y, float[1,2,4,6] s1"
+BEFORE = (
+    "ax2 = Constant<value_ints=[2]>() ax3 = Constant<value_ints=[3]>() zero1 = Constant<value_ints=[0]>() "
+    "one1 = Constant<value_ints=[1]>() end = Constant<value_ints=[100000]>() zero = Constant<value_int=0>() "
+    "one = Constant<value_int=1>() h = Constant<value_int=100>() hs = Constant<value_ints=[100]>() "
+    "two = Constant<value_float=2.0>() onef = Constant<value_float=1.0>() all = Shape(q) "
+    "t = Slice(all, ax2, ax3, zero1) ts = Squeeze(t, zero1) tf = Cast<to=1>(ts) r = Range(zero, ts, one) "
+    "rc = Unsqueeze(r, one1) kt = Transpose<perm=[0,1,3,2]>(k) s = MatMul(q, kt) m0 = Trilu<upper=0>(s, zero) "
+)
+ATTENTION = "y0 = MatMul(m, v) y1 = MatMul(q, s0) o = Add(y0, y1) u = MatMul(kt, v) s1 = Add(s0, u) o2 = Mul(o, two) "
+LATER = "y = Where(c, o, o2) "
+GROWN = "f = Add(more, onef) y = Mul(o, f) "
+CUT = "n = Shape<start=2,end=3>(a) df = Sub(t, n) z = Constant<value_ints=[0,0,0,0,0,0]>() "
+PADDED = CUT + "p = Concat<axis=0>(z, df, zero1) y = Pad(a, p) "
+OTHERS = {
+    "the end of a Slice": "a = Slice(o, zero1, hs, ax2) b = Slice(o2, hs, end, ax2) y = Concat<axis=2>(a, b) ",
+    "an end from behind": "g = Neg(hs) a = Slice(o2, zero1, g, ax2) b = Slice(o, g, end, ax2) "
+    "y = Concat<axis=2>(a, b) ",
+    "a place": "i = Add(hs, one1) a = Slice(o, hs, i, ax2) b = ReduceSum(a, ax2) y = Add(o, b) ",
+    "a comparison": "c = Less(rc, h) " + LATER,
+    "a computed number": "w = Constant<value_int=50>() w2 = Add(w, w) c = Less(rc, w2) " + LATER,
+    "a float": "w = Cast<to=1>(h) rf = Cast<to=1>(rc) c = Less(rf, w) " + LATER,
+    "a scaled float": "w = Constant<value_float=0.01>() rf = Cast<to=1>(rc) x = Mul(rf, w) c = Less(x, onef) " + LATER,
+    "a number of chunks": "w = Constant<value_int=4>() d = Div(rc, h) c = Less(d, w) " + LATER,
+    "one length": "w = Constant<value_int=77>() e = Constant<value_int=30>() x = Add(ts, e) ne = Equal(x, w) "
+    "c = Not(ne) " + LATER,
+    "a product": "w = Constant<value_int=7>() x = Mul(rc, w) e = Constant<value_int=1000>() c = Less(x, e) " + LATER,
+    "a square": "x = Mul(rc, rc) w = Constant<value_int=10000>() c = Less(x, w) " + LATER,
+    "the size of a head": "vs = Shape<start=3,end=4>(v) w = Mul(vs, vs) c = Less(rc, w) " + LATER,
+    "a Range": "x = Max(ts, h) e = Range(h, x, one) n = Shape(e) more = Cast<to=1>(n) " + GROWN,
+    "a minimum": "x = Min(ts, h) e = Sub(ts, x) more = Cast<to=1>(e) " + GROWN,
+    "a rounded length": "w = Constant<value_float=0.01>() x = Mul(tf, w) more = Floor(x) " + GROWN,
+    "a root": "w = Constant<value_float=10.0>() rf = Cast<to=1>(rc) x = Sqrt(rf) c = Less(x, w) " + LATER,
+    "a quotient": "w = Constant<value_float=1000.0>() e = Constant<value_float=10.0>() x = Div(w, tf) c = Less(e, x) "
+    + LATER,
+    "a truth value": "d = Div(ts, h) nc = Cast<to=9>(d) c = Not(nc) " + LATER,
+    "a remainder": "i = Mod(r, h) y = Gather<axis=2>(o, i) ",
+    "a least index": "i = Min(r, h) y = Gather<axis=2>(o, i) ",
+    "a column": "e = Constant<value_int=128>() p = Constant<value_floats=[1.0,2.0]>() x = OneHot<axis=-1>(r, e, p) "
+    "w = Gather<axis=1>(x, h) f = Unsqueeze(w, one1) y = Mul(o, f) ",
+    "a diagonal": "tt = Concat<axis=0>(t, t) x = Expand(onef, tt) g = Neg(h) b = Trilu<upper=0>(x, g) "
+    "more = ReduceSum(b, one1) " + GROWN,
+    "a window": "y = Identity(o) ",
+}
+REFUSED = {
+    "cut": "x = Min(t, hs) a = Slice(o, zero1, x, ax2) " + PADDED,
+    "cut at a number": "a = Slice(o, zero1, hs, ax2) " + PADDED,
+    "a table": "w = ConstantOfShape<value=float[1]{1}>(hs) b = Slice(w, zero1, t, zero1) n = Shape(b) df = Sub(t, n) "
+    "p = Concat<axis=0>(zero1, df) x = Pad(b, p) f = Unsqueeze(x, one1) y = Mul(o, f) ",
+}
+
+
+def model(after: str, window: bool = False) -> onnx.ModelProto:
+    mask = "w99 = Constant<value_int=-99>() m = Trilu<upper=1>(m0, w99) " if window else "m = Identity(m0) "
+    return parse(BEFORE + mask + ATTENTION + after, inputs=INPUTS, outputs=OUTPUTS, opset=18)
+
+
+def feeds(tokens: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(tokens)
+    shapes = {"q": (tokens, 4), "k": (tokens, 4), "v": (tokens, 6), "s0": (4, 6)}
+    return {name: rng.standard_normal((1, 2, *shape)).astype(np.float32) for name, shape in shapes.items()}
+
+
+def same_at(proto: onnx.ModelProto, result: onnx.ModelProto, tokens: int) -> None:
+    for got, wanted in zip(run(result, feeds(tokens)), run(proto, feeds(tokens)), strict=True):
+        assert_same(got, wanted, TOLERANCE)
+
+
+def test_what_is_right_everywhere() -> None:
+    proto = model("y = Identity(o) ")
+    result, report = fused(proto)
+    assert report.count("fused") == 1 and not report.notes
+    for tokens in (1, 100, 101, 501):
+        same_at(proto, result, tokens)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_something_else_at_a_length(name: str) -> None:
+    _, report = fused(model(OTHERS[name], name == "a window"))
+    assert not report.count("fused")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_zeros_beyond_a_length(name: str) -> None:
+    """That is how a file with a fixed number of chunks ends. The numbers that it should have given are unknown."""
+    proto = model(REFUSED[name])
+    result, report = fused(proto)
+    assert any("1 to 100; other numbers are refused" in note for note in report.notes)
+    for tokens in (1, 64, 100):
+        same_at(proto, result, tokens)
+    with pytest.raises(Exception, match="out of bounds|out of data bounds"):
+        run(result, feeds(101))
+
+
+def test_a_number_beyond_what_is_looked_at() -> None:
+    """Where a table ends that is too long to be tried, nothing is claimed of longer sequences."""
+    table = (
+        "e = Constant<value_ints=[30000]>() w = ConstantOfShape<value=float[1]{1}>(e) b = Slice(w, zero1, t, zero1) "
+    )
+    proto = model(table + "f = Unsqueeze(b, one1) y = Mul(o, f) ")
+    result, report = fused(proto)
+    assert any("1 to 29998; other numbers are refused" in note for note in report.notes)
+    same_at(proto, result, 300)
+
+
+def test_a_number_that_meets_the_batch() -> None:
+    """The first eight sequences only."""
+    body = (
+        "n = Constant<value_ints=[8]>() end = Constant<value_ints=[100000]>() zero = Constant<value_ints=[0]>() "
+        "ax2 = Constant<value_ints=[2]>() ax3 = Constant<value_ints=[3]>() two = Constant<value_float=2.0>() "
+        "kw = Unsqueeze(k, ax3) vw = Unsqueeze(v, ax2) u = Mul(kw, vw) s1 = Add(s0, u) qw = Unsqueeze(q, ax2) "
+        "ow = MatMul(qw, s1) o = Squeeze(ow, ax2) o2 = Mul(o, two) a = Slice(o, zero, n, zero) "
+        "b = Slice(o2, n, end, zero) y = Concat<axis=0>(a, b) "
+    )
+    inputs = "float[B,2,4,6] s0, float[B,2,4] q, float[B,2,4] k, float[B,2,6] v"
+    proto = parse(body, inputs=inputs, outputs="float[C,2,6] y, float[B,2,4,6] s1", opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
+def looked(right: set[int], numbers: Numbers, unknown: int = 10**9) -> Lengths | None:
+    def look(length: int) -> Verdict:
+        return Verdict.UNKNOWN if length >= unknown else Verdict.RIGHT if length in right else Verdict.FAILS
+
+    return right_lengths(5, look, lambda: numbers)
+
+
+def test_the_ends_of_ranges() -> None:
+    every = {*range(1, 1000)}
+    assert looked(every, Numbers()) == Lengths()
+    assert looked(every, Numbers(compared={100}), 50) == Lengths(((1, 98),))
+    assert looked({*range(65, 129)}, Numbers(divisors={64}, compared={128})) == Lengths(((65, 128),))
+    assert looked({*range(8, 1000, 8)}, Numbers(divisors={8})) == Lengths(step=8)
+    assert looked(every, Numbers(compared={*range(10, 900, 5)})) is None
