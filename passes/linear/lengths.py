@@ -13,6 +13,7 @@ What is looked at, and what follows from it:
     5     where only the multiples of a number are right, and all of these that were looked at, all multiples are
     6     where the last ones are right, all longer ones are; of a number that is too large to be looked at, only those
           below it
+    7     where two tokens fail, one token does, too: what it computes there comes of sizes of 1, which are broadcast
 
 A length that is not right is refused by the fused model. That is what the user wants of a file that fails at it, or in
 which the last tokens are 0, because a number of chunks was written into it. A region that computes anything else there
@@ -105,10 +106,11 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
     while todo := sorted(wanted - verdicts.keys()):
         if len(verdicts) + len(todo) > MOST_PROBES:
             return None
-        for length in todo:
-            verdicts[length] = look(length)
-            if verdicts[length] is Verdict.OTHER:
-                return None
+        verdicts |= {length: look(length) for length in todo}
+        if verdicts[1] is Verdict.OTHER and verdicts[2] is Verdict.FAILS:
+            verdicts[1] = Verdict.FAILS  # 7: of one token
+        if Verdict.OTHER in verdicts.values():
+            return None
         met = numbers()
         if met.is_unclear:
             return None

@@ -117,7 +117,7 @@ class Prover:
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        provers = (replace(self, batch=batch, tokens=tokens) for batch, tokens in self.open_sizes())
+        provers = (replace(self, batch=batch, tokens=tokens, work=[0]) for batch, tokens in self.open_sizes())
         return next((match for prover in provers if (match := prover._proven()) is not None), None)
 
     def _proven(self) -> LinearMatch | None:
@@ -157,9 +157,10 @@ class Prover:
     def open_sizes(self) -> list[tuple[list[str], list[str]]]:
         """What the sizes that differ from run to run may be, by their names: the batch, and the others."""
         named = self._named(value for node in self.region.nodes for value in node.inputs)
-        batch, every = self.inputs.first - self.inputs.others, self.inputs.first | self.inputs.others | named
+        given = self.inputs.first | self.inputs.others
+        batch, every = self.inputs.first - self.inputs.others, given | named
         choices = [batch]
-        if named <= batch:
+        if named & given <= batch:
             choices.append(frozenset())  # the first axis may be that of the tokens
         return [(sorted(choice), sorted(every - choice)) for choice in choices]
 

@@ -35,6 +35,8 @@ RULES = {
     "hand__scan_gated_delta_key_matmul_axis2": f"{GATED_DELTA} key dimension",
     "hand__scan_gated_head_matmul_axis0": f"{GATED} head",
     "hand__scan_linear_merged_rank3": "rule: linear",
+    "hand__loop_linear_matmul_axis0": "rule: linear",
+    "minimax__rule_block64_dyn_dynamo": f"{GATED} head",
     "script__gd_mul_index_put": f"{GATED_DELTA} head",
     "script__kda_mul_stack": f"{GATED_DELTA} key dimension",
     "hand__unrolled5_gated_delta_head_mulsum_vk": f"{GATED_DELTA} head",
@@ -47,6 +49,7 @@ RULES = {
 }
 LENGTHS = {
     "qwen3_next__rule_chunk16_dyn_dynamo": (33, 40, 48),
+    "minimax__rule_block64_dyn_dynamo": (65, 100, 128),
     "mamba2__rule_chunk_dyn100_nostate_dynamo": (1, 64, 70, 129),
     "mamba2__rule_chunk_dyn128_dynamo": (1, 65, 128),
 }
