@@ -170,11 +170,15 @@ def measured(
             raise SystemExit(f"not run: {absent}")
         for name, array in given.items():
             np.save(Path(scratch) / f"{name}.npy", array)
-        for server in running.values():
-            server.ask({"feeds": scratch, "save": f"{scratch}/first"})
-        for _ in range(rounds):
+        (Path(scratch) / "results").mkdir()
+        questions = [{"feeds": scratch, "save": f"{scratch}/results/first"}, *([{"calls": 1, "warm": 0}] * rounds)]
+        for question in questions:
             for name, server in running.items():
-                answer = server.ask({"calls": 1, "warm": 0})
+                answer = server.ask(question)
+                if "not" in answer:
+                    raise SystemExit(f"{name}: {answer['not']}")
+                if "calls" not in question:
+                    continue
                 times[name] += answer[clock]
                 peaks[name] = max(peaks[name], answer["peak_mib"])
     return [(1e3 * statistics.median(times[name]), peaks[name]) for name in files]
