@@ -94,8 +94,8 @@ class Evaluation:
     """How many nodes were evaluated."""
     meetings: Meetings | None = None
     """Notes of what the nodes read."""
-    largest: int = 0
-    """The number of elements of the largest tensor."""
+    elements: dict[ir.Node, int] = field(default_factory=dict)
+    """The number of elements of the largest tensor that each node made."""
 
     def tensor(self, value: ir.Value) -> Tensor:
         """The numbers of a value."""
@@ -169,6 +169,7 @@ class Evaluation:
             return [self._leaf(output) for output in node.outputs]
         for result in results:
             self._meet(result)
+            self.elements[node] = max(self.elements.get(node, 0), math.prod(result.shape))
         return results
 
     def _operands(self, node: ir.Node) -> list[Tensor | None]:
@@ -179,8 +180,7 @@ class Evaluation:
         return [None if value is None else self.tensor(value) for value in node.inputs]
 
     def _meet(self, tensor: Tensor) -> None:
-        self.largest = max(self.largest, math.prod(tensor.shape))
-        if self.most and self.largest > self.most:
+        if self.most and math.prod(tensor.shape) > self.most:
             raise TooLongError("a tensor of many elements")
         array = tensor.exact
         if array is not None and tensor.field is None:

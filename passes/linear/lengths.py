@@ -4,8 +4,8 @@ What is looked at, and what follows from it:
 
     1     lengths of 1 to 5 tokens, that at which the operands were found, the next one, and twice as many
     2     the numbers that a length meets in the graph (meetings.py): each may be a chunk's size, of which the first
-          length, the middle and the last one are looked at, up to two chunks beyond the length at which the operands
-          were found
+          length, the middle and the last one are looked at, up to the first length of the second chunk beyond the
+          one in which the operands were found
     3     the numbers again, and what a comparison and another operator make of two of them: there a comparison, a Slice
           or the like may change what the graph computes. Each is looked at with its neighbours
     4     between two such lengths that are right, all are right: the operators of the region treat them alike, but for
@@ -124,9 +124,11 @@ def _of_chunks(sizes: Iterable[int], found: int) -> set[int]:
     """The lengths that are looked at of chunks of these sizes."""
     lengths = set[int]()
     for size in sizes:  # 2: those of each chunk
-        for chunk in range(found // size + BEYOND + 1):
+        last = found // size + BEYOND
+        for chunk in range(last):
             first = chunk * size
             lengths.update((first + 1, first + size // 2, first + size))
+        lengths.add(last * size + 1)
     return lengths
 
 

@@ -11,6 +11,7 @@ Where the number of tokens is open, lengths.py says which of them are looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,14 +35,17 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 POINTS = 3
 BATCHES = (3, 2, 5)
-"""The sizes of an open batch, by the number of the point."""
+"""The sizes of an open batch at the first points. At the others it is 2."""
 MOST_ELEMENTS = 1 << 22
 """Where the number of tokens is open, no length is looked at for which a tensor has more elements."""
 MOST_SEARCHES = 5
 """So many first lengths are searched. Files that are right for long sequences only fail at the short ones."""
+GROWTH = 8
+"""Lengths beyond the first one may make tensors so many times as large as there."""
 AHEAD = 16
-"""A tensor is expected to grow with the square of the tokens. Where it would have so many times more elements, the
-length is not tried."""
+"""Where a tensor is expected to have so many times more elements than it may, the length is not tried."""
+PADDED = 64
+"""A tensor that does not grow with short sequences may be padded to a chunk of so many tokens or more."""
 FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
 
 
@@ -179,7 +183,7 @@ class Prover:
         return {name for value in values for dim in self.info.shape(value) or () for name in names_of(dim)}
 
     def _point(self, length: int, number: int, most: int = 0, meetings: Meetings | None = None) -> Evaluation:
-        sizes = dict.fromkeys(self.batch, BATCHES[number % len(BATCHES)]) | dict.fromkeys(self.tokens, length)
+        sizes = dict.fromkeys(self.batch, batch_of(number)) | dict.fromkeys(self.tokens, length)
         seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
         point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown, meetings=meetings)
         point.known.update(self.powers.decays(seed))
@@ -292,27 +296,53 @@ class _Looks:
     count: Iterator[int] = field(default_factory=lambda: count(POINTS))
     too_long: int | None = None
     """A length at which a point takes too long, and all longer ones do."""
-    largest: tuple[int, int] = (1, 1)
-    """The longest length that was looked at, and the number of elements of the largest tensor there."""
+    elements: dict[int, Mapping[ir.Node, int]] = field(default_factory=dict)
+    """The number of elements of the largest tensor that each node made, by the length."""
 
     def next(self, length: int) -> Verdict:
         """What the region computes at the next length."""
-        longest, elements = self.largest
         if self.too_long is not None and length >= self.too_long:
             return Verdict.UNKNOWN
-        if elements * (length / longest) ** 2 > AHEAD * MOST_ELEMENTS:
+        if self._expected(length) > AHEAD * self.most:
             return Verdict.UNKNOWN
         return self.verdict(length, next(self.count))
+
+    @property
+    def most(self) -> int:
+        """The most elements of a tensor; 0 where that does not matter."""
+        if not self.match.is_open["t"]:
+            return 0
+        first = next(iter(self.elements.values()), {})
+        return max(MOST_ELEMENTS, GROWTH * max(first.values(), default=0))
+
+    def _expected(self, length: int) -> float:
+        """The elements of the largest tensor that are expected at a length, as they have grown between the two longest
+        lengths so far: by a power of the tokens, up to the square."""
+        longest = sorted(self.elements)[-2:]
+        if not longest or length <= longest[-1]:
+            return 0
+        last, before = self.elements[longest[-1]], self.elements[longest[0]]
+        factor = length / longest[-1]
+
+        def expected(node: ir.Node, count: int) -> float:
+            earlier = before.get(node, count)
+            if len(longest) == 1 or earlier <= 0:
+                return count * factor**2
+            if earlier == count:
+                return count * math.ceil(length / PADDED)
+            power = math.log(count / earlier) / math.log(longest[-1] / longest[0]) if count else 0.0
+            return float(count * factor ** min(power, 2.0))
+
+        return max((expected(node, count) for node, count in last.items()), default=0)
 
     def verdict(self, length: int, number: int) -> Verdict:
         """What the region computes at another point."""
         match = self.match
-        own = BATCHES[number % len(BATCHES)] if match.is_open["b"] else match.sizes.batch
+        own = batch_of(number) if match.is_open["b"] else match.sizes.batch
         self.meetings.begin()
         try:
-            point = self.prover._point(length, number, MOST_ELEMENTS if match.is_open["t"] else 0, self.meetings)
-            if length >= self.largest[0]:
-                self.largest = (length, point.largest)
+            point = self.prover._point(length, number, self.most, self.meetings)
+            self.elements[length] = point.elements
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
                 return Verdict.FAILS
@@ -323,6 +353,11 @@ class _Looks:
             return Verdict.UNKNOWN
         except FailedError:
             return Verdict.FAILS
+
+
+def batch_of(number: int) -> int:
+    """The size of an open batch at a point."""
+    return BATCHES[number] if number < len(BATCHES) else 2
 
 
 def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> Verdict:

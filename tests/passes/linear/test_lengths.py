@@ -145,5 +145,5 @@ def test_the_ends_of_ranges() -> None:
     assert looked(every, Numbers()) == Lengths()
     assert looked(every, Numbers(compared={100}), 50) == Lengths(((1, 98),))
     assert looked({*range(65, 129)}, Numbers(divisors={64}, compared={128})) == Lengths(((65, 128),))
-    assert looked({*range(8, 1000, 8)}, Numbers(divisors={8})) == Lengths(step=8)
+    assert looked({*range(8, 1000, 8)}, Numbers(divisors={8}), 8) == Lengths(step=8)
     assert looked(every, Numbers(compared={*range(10, 900, 5)})) is None
