@@ -133,11 +133,11 @@ def test_a_number_that_meets_the_batch() -> None:
     assert not fused(proto)[1].count("fused")
 
 
-def looked(right: set[int], numbers: Numbers, unknown: int = 10**9) -> Lengths | None:
+def looked(right: set[int], numbers: Numbers, unknown: int = 10**9, found: int = 5) -> Lengths | None:
     def look(length: int) -> Verdict:
         return Verdict.UNKNOWN if length >= unknown else Verdict.RIGHT if length in right else Verdict.FAILS
 
-    return right_lengths(5, look, lambda: numbers)
+    return right_lengths(found, look, lambda: numbers)
 
 
 def test_the_ends_of_ranges() -> None:
@@ -145,5 +145,5 @@ def test_the_ends_of_ranges() -> None:
     assert looked(every, Numbers()) == Lengths()
     assert looked(every, Numbers(compared={100}), 50) == Lengths(((1, 98),))
     assert looked({*range(65, 129)}, Numbers(divisors={64}, compared={128})) == Lengths(((65, 128),))
-    assert looked({*range(8, 1000, 8)}, Numbers(divisors={8}), 8) == Lengths(step=8)
+    assert looked({*range(8, 1000, 8)}, Numbers(divisors={8}), found=8) == Lengths(step=8)
     assert looked(every, Numbers(compared={*range(10, 900, 5)})) is None
