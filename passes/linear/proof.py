@@ -46,7 +46,7 @@ AHEAD = 16
 """Where a tensor is expected to have so many times more elements than it may, the length is not tried."""
 PADDED = 64
 """A tensor that does not grow with short sequences may be padded to a chunk of so many tokens or more."""
-FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 300, 600, 1200)
+FIRST_LENGTHS = (3, 5, 11, 23, 37, 75, 101, 151, 128, 192, 256, 300, 600, 1200)
 
 
 @dataclass(frozen=True)

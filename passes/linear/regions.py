@@ -25,6 +25,7 @@ from fa_compiler.passes.ir.nodes import (
     FLOATS,
     STANDARD,
     constant,
+    constant_tensor,
     is_op,
     is_weight,
     outputs_of,
@@ -40,6 +41,8 @@ LOOPS = ("Loop", "Scan")
 CONTROL = (*LOOPS, "If", "SequenceEmpty", "SequenceConstruct", "SequenceInsert", "ConcatFromSequence", "Constant")
 DEEP = 2
 MATRIX = 2
+STATE = 4
+"""The dimensions of a state: batch, heads, and those of key and value."""
 MOST_ZEROS = 1 << 24
 MOST_NODES = 20_000
 """More nodes than this are no region."""
@@ -156,8 +159,12 @@ def _holds_weights(value: ir.Value | None) -> bool:
 
 
 def _is_zero(value: ir.Value | None) -> bool:
+    """Is a value a first state of zeros? Weights, which have no batch and heads, are not read."""
+    tensor = constant_tensor(value)
+    if tensor is None or len(tensor.shape) < STATE:
+        return False
     array = constant(value, limit=MOST_ZEROS)
-    return array is not None and array.ndim > MATRIX and not array.any()
+    return array is not None and not array.any()
 
 
 def _is_fixed(value: ir.Value | None) -> bool:
