@@ -140,7 +140,6 @@ class _Fuser:
         """The operator between tokens in front of heads, whatever the model has."""
         self._check_opset(found.x, found.anchor, casts=False)
         x, cos, sin, result, more = found.x, found.cos, found.sin, found.result, 0
-        dtype = self.facts.info.dtype(x)
         if found.heads_first:
             cos, sin = (self._swapped(table) for table in (cos, sin))
             more = 1 if found.read_behind is not None else 2
@@ -149,7 +148,9 @@ class _Fuser:
             self._spec("RotaryPositionEmbedding", found.anchor), {"x": x, "cos": cos, "sin": sin}, {}, self.builder
         )
         behind = self._swapped if found.heads_first else None
-        return self._put(node, found.anchor, found.nodes, dtype == ir.DataType.BFLOAT16, {0: result}, more, behind)
+        return self._put(
+            node, found.anchor, found.nodes, self.facts.info.dtype(x) in SIXTEEN_BITS, {0: result}, more, behind
+        )
 
     def _swapped(self, value: ir.Value) -> ir.Value:
         """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""

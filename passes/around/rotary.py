@@ -20,8 +20,8 @@ for each token. Open sizes do not prove this, and a decoder of one token breaks 
 tokens in front. A Transpose that is made for this moves the tensor once; the nodes that it replaces do so six times.
 
 The sizes of cos are those of x, or 1: this is proven, because the operator does not broadcast in other ways. What is
-computed is the same, operation by operation. In bfloat16 the operator computes in float32 and rounds once, where the
-model rounds three times; the report says so.
+computed is the same, operation by operation. In 16 bits the operator may compute in float32 and round once, where the
+model rounds three times; the report says so. That all numbers are finite is assumed for Ascend.
 
 The parts of a partial rotation (rotation of the first dimensions of a head) are matched as any other tensor. Pairs of
 neighbours (interleaved) and the operators RotaryEmbedding of ONNX and ONNX Runtime stay as they are.
