@@ -19,6 +19,7 @@ ORDER = PRIME - 1
 ROOT = 2
 """It generates all numbers but 0."""
 _LOW = 1 << 16
+_SMALL = 1 << 20
 _WIDE = 1 << 8
 """So many products of 30 by 15 bits and their signs have a sum that float64 holds exactly."""
 
@@ -42,8 +43,16 @@ def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     whole, other = (np.where(array > PRIME // 2, array - PRIME, array) for array in (left, right))
     low = ((other + _LOW // 2) & (_LOW - 1)) - _LOW // 2
     factor = whole.astype(np.float64)
-    upper, lower = (np.matmul(factor, part.astype(np.float64)).astype(np.int64) for part in ((other - low) >> 16, low))
+    upper, lower = (_product(factor, part.astype(np.float64)).astype(np.int64) for part in ((other - low) >> 16, low))
     return reduced(reduced(upper) * _LOW + lower)
+
+
+def _product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """The matrix product of floats. NumPy's BLAS divides each matrix of a batch among its threads, and where other
+    programs run, these wait for each other: a batch of small matrices then takes a hundred times as long."""
+    if min(left.ndim, right.ndim) < 2 or left.shape[-2] * left.shape[-1] * right.shape[-1] > _SMALL:
+        return np.asarray(np.matmul(left, right))
+    return np.asarray(np.einsum("...ij,...jk->...ik", np.ascontiguousarray(left), np.ascontiguousarray(right)))
 
 
 def _powers(base: int, count: int) -> np.ndarray:
