@@ -28,7 +28,7 @@ import onnx_ir as ir
 from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
 from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows_of
 from fa_compiler.passes.linear.evaluation import Evaluation
-from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
+from fa_compiler.passes.linear.field import PRIME, inverse, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 from fa_compiler.passes.linear.tensors import Tensor
 from fa_compiler.passes.values.bounds import Bounds
@@ -278,14 +278,14 @@ class Search:
             self.left.append((output, sizes))
             return
         self.work += firsts.size
-        without_state = firsts.fitting(None)
+        without_state = firsts.fitting(None, self.scales)
         for (state, first), (decay, power) in product(self._states(sizes), choices.decays):  # 3 and 4: or none
             if first is None and decay is not None and sizes.tokens == 1:
                 continue
             fits = without_state
             if first is not None:
                 self.work += firsts.size
-                fits = firsts.fitting(_few(_decayed(columns(first), power)))
+                fits = firsts.fitting(_few(_decayed(columns(first), power)), self.scales)
             if self.work > self.limit:
                 self.left.append((output, sizes))
                 return
@@ -379,13 +379,11 @@ class _Choices:
         )
 
     def found(self, fits: Sequence[_Fit], scales: Mapping[int, float], output: Operand) -> Iterator[Found]:
-        """The operands of what fits the first token, where the scale is a number of the graph."""
+        """The operands of what fits the first token."""
         for fit in fits:
-            if (scale := scales.get(fit.ratio)) is None:
-                continue
             query, key, value = self.keys[fit.query][0], self.keys[fit.key][0], self.values[fit.value][0]
             factor = self.factors[fit.factor][0]
-            yield Found(query, key, value, None, None, factor, fit.is_delta, scale, fit.ratio, output)
+            yield Found(query, key, value, None, None, factor, fit.is_delta, scales[fit.ratio], fit.ratio, output)
 
 
 @dataclass(frozen=True)
@@ -403,8 +401,9 @@ class _Firsts:
         """The numbers that a trial computes, and its cost beside them."""
         return EACH + len(self.keys) ** 2 * len(self.values) * len(self.factors) * self.goal.size
 
-    def fitting(self, start: np.ndarray | None) -> list[_Fit]:
-        """What makes the output one number times what the recurrence gives, [query, key, factor, value, B]."""
+    def fitting(self, start: np.ndarray | None, scales: Mapping[int, float]) -> list[_Fit]:
+        """What makes the output a scale times what the recurrence gives, [query, key, factor, value, B]. Of outputs of
+        one number everything does so by some number, and few by a scale."""
         attended = dot(self.keys[:, None], self.keys[None])[:, :, None, None]
         factors, goal = self.factors[None, None, :, None], self.goal
         fits: list[_Fit] = []
@@ -418,10 +417,11 @@ class _Firsts:
             if start is not None:
                 got = reduced(got + dot(self.keys, start)[:, None, None, None])
             same = (times(got, goal[:1]) == times(got[..., :1], goal)).all(axis=-1) & (got[..., 0] != 0)
-            for query, key, factor, value in np.argwhere(same):
-                ratio = int(goal[0]) * pow(int(got[query, key, factor, value, 0]), -1, PRIME) % PRIME
-                if query != key and ratio:
-                    fits.append(_Fit(is_delta, int(query), int(key), int(factor), int(value), ratio))
+            places = np.argwhere(same)
+            ratios = times(inverse(got[..., 0][same]), goal[0])
+            are_fits = np.isin(ratios, list(scales)) & (places[:, 0] != places[:, 1])
+            for (query, key, factor, value), ratio in zip(places[are_fits], ratios[are_fits], strict=True):
+                fits.append(_Fit(is_delta, int(query), int(key), int(factor), int(value), int(ratio)))
         if start is None:
             fits += [replace(fit, is_delta=True) for fit in fits]
         return sorted(fits, key=lambda fit: fit.factor)
