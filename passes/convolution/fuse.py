@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Block, Code
-from fa_compiler.passes.convolution.emit import OP, Emitter, Pairs
+from fa_compiler.passes.convolution.emit import OP, Emitter
 from fa_compiler.passes.convolution.match import Convolution, convolution
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
@@ -50,20 +50,9 @@ def _fused(match: Convolution, graph: ir.Graph, facts: Facts, names: Names) -> F
         if isinstance(made, Decline):
             return FoundConvolution(match.node, made)
         node, pairs = made
-        trial.replace(*_without_twins(pairs, trial.builder))
+        trial.replace(*pairs)
         if trial.keep() is None:
             reason = "what this causal convolution reads is computed for it in the graph around its own"
             return FoundConvolution(match.node, Decline(Code.SCOPE, reason, match.node))
     block = Block(id=0, kind="convolution", anchor=anchor, status="fused", op=OP, node=node.name)
     return FoundConvolution(node, block)
-
-
-def _without_twins(pairs: Pairs, builder: Builder) -> Pairs:
-    """The pairs, in which no two outputs of the graph get the same new value."""
-    named = set[ir.Value]()
-    result: Pairs = []
-    for old, new in pairs:
-        result.append((old, builder.alias(new) if old.is_graph_output() and new in named else new))
-        if old.is_graph_output():
-            named.add(new)
-    return result

@@ -23,7 +23,7 @@ not so, the places of all nodes are unknown until the graph is sorted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
@@ -106,9 +106,11 @@ class Trial:
     def replace(self, *replaced: tuple[ir.Value, ir.Value], nodes: Iterable[ir.Node] | None = None) -> None:
         """Put new values in the places of old ones. At most once in a trial.
 
-        The nodes that become superfluous lose their inputs, so that nothing counts them as readers: these `nodes`, or
-        all that nothing else needs.
+        A new value that takes several places has an alias in all but the first, so that each has the name of its own
+        old value. The nodes that become superfluous lose their inputs, so that nothing counts them as readers: these
+        `nodes`, or all that nothing else needs.
         """
+        replaced = tuple(self._apart(replaced))
         self.graph.meta[ORDER] = {}
         if nodes is None:
             _redirect(replaced)
@@ -118,6 +120,12 @@ class Trial:
             self._before = _without_inputs(nodes)
             _redirect(replaced)
         self._replaced = replaced
+
+    def _apart(self, replaced: Replaced) -> Iterator[tuple[ir.Value, ir.Value]]:
+        taken = set[ir.Value]()
+        for old, new in replaced:
+            yield old, self.builder.alias(new) if new in taken else new
+            taken.add(new)
 
     def keep(self) -> Change | None:
         """Make the change for good: the old nodes are removed, and new values take the names of the old ones.

@@ -138,6 +138,26 @@ def test_any_length_makes_the_file_right(length: int) -> None:
     assert_same(got[:, :shared], wanted[:, :shared], TOLERANCE)
 
 
+@pytest.mark.parametrize("reader", ["Identity", "Sigmoid"])
+def test_values_that_are_the_same_keep_their_names(reader: str) -> None:
+    """The output of the model is also transposed by nothing: that is another output, or something reads it."""
+    model = load("hand__scan_linear_merged_rank3")
+    nodes = [
+        helper.make_node("Transpose", ["o"], ["twin"], perm=[0, 1, 2]),
+        helper.make_node(reader, ["twin"], ["more"]),
+    ]
+    model.graph.node.extend(nodes)
+    more = onnx.ValueInfoProto()
+    more.CopyFrom(model.graph.output[0])
+    more.name = "more"
+    model.graph.output.append(more)
+    result, report = fused(model)
+    assert report.count("fused") == 1
+    assert [value.name for value in result.graph.output] == ["o", "s", "more"]
+    for got, wanted in zip(run(result, feeds_of(model, 5)), run(model, feeds_of(model, 5)), strict=True):
+        assert_same(got, wanted, TOLERANCE)
+
+
 def test_channels_are_heads_of_one_value() -> None:
     """Mamba-1: each of 16 channels has 8 decays of its own, and all share query and key."""
     (block,) = compared("mamba__rule_step_dynamo", (1,)).blocks
