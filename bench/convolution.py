@@ -11,7 +11,6 @@ is the processor's time with one thread, so that other work on the machine does 
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -20,6 +19,7 @@ import onnxruntime as ort
 from onnx import parser
 
 import fa_compiler
+from bench.linear import least
 from bench.sparse import ort_value
 
 WIDTH = 4
@@ -79,17 +79,7 @@ def measured(channels: int, tokens: int, columns: int, threads: int, seconds: fl
         value.name: rng.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim], np.float32)
         for value in model.graph.input
     }
-    runs = {"as exported": bound(model, feeds, threads), "fused": bound(fused, feeds, threads)}
-    best = dict.fromkeys(runs, float("inf"))
-    clock = time.process_time if threads == 1 else time.perf_counter
-    end, rounds = time.monotonic() + seconds, 0
-    while rounds < 3 or time.monotonic() < end:
-        rounds += 1
-        for name, run in runs.items():
-            start = clock()
-            run()
-            best[name] = min(best[name], clock() - start)
-    return best
+    return least({"as exported": bound(model, feeds, threads), "fused": bound(fused, feeds, threads)}, threads, seconds)
 
 
 def main() -> None:

@@ -154,7 +154,12 @@ def methods(case: Case, threads: int) -> dict[str, Run]:
 
 def measure(case: Case, threads: int, seconds: float) -> dict[str, float]:
     """The least time of each method in seconds. They run in turns for so many seconds."""
-    runs = methods(case, threads)
+    return least(methods(case, threads), threads, seconds)
+
+
+def least(runs: Mapping[str, Callable[[], Any]], threads: int, seconds: float) -> dict[str, float]:
+    """The least time of each run in seconds, in turns for so many seconds and three times at least. With one thread it
+    is the processor's time, so that other work on the machine does not count."""
     best = dict.fromkeys(runs, float("inf"))
     clock = time.process_time if threads == 1 else time.perf_counter
     end, rounds = time.monotonic() + seconds, 0
