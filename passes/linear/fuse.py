@@ -59,16 +59,15 @@ def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
 def _fused(
     match: LinearMatch, graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | None
 ) -> FusedLinear | None:
-    output = match.found.output.value.producer()
     is_any_length = ANY_LENGTH in facts.options.assume
-    anchor = label(output) or ""
+    anchor = label(match.found.output.value.producer()) or ""
     if refusal is not None:
-        return None if output is None else FusedLinear(output, _left(anchor, refusal, facts), members=_members(match))
+        return _left(match, refusal, facts)
     with Trial(Builder(graph, names, facts.info)) as trial:
         emitter = Emitter(match, trial.builder, is_any_length)
         made = attempt(lambda: emitter.emit(facts))
         if isinstance(made, Decline):
-            return None if output is None else FusedLinear(output, _left(anchor, made, facts), members=_members(match))
+            return _left(match, made, facts)
         trial.replace(*((old, trial.builder.for_output(old, new)) for old, new in made.pairs))
         if trial.keep() is None:
             return None
@@ -96,12 +95,15 @@ def _members(match: LinearMatch) -> frozenset[ir.Node]:
     return frozenset((*match.region.nodes, *bodies))
 
 
-def _left(anchor: str, decline: Decline, facts: Facts) -> Block:
-    """The block of a linear attention that the target cannot express."""
-    hint = decline.hint
+def _left(match: LinearMatch, decline: Decline, facts: Facts) -> FusedLinear | None:
+    """A linear attention that the target cannot express; None where an input of the graph holds its output."""
+    output, hint = match.found.output.value.producer(), decline.hint
+    if output is None:
+        return None
+    anchor = label(output) or ""
     if facts.options.target == "ort" and (hint or "").startswith("--target ort"):
         hint = None
-    return Block(
+    block = Block(
         id=0,
         kind="no_softmax",
         anchor=anchor,
@@ -111,6 +113,7 @@ def _left(anchor: str, decline: Decline, facts: Facts) -> Block:
         culprit=label(decline.culprit) or anchor,
         hint=hint,
     )
+    return FusedLinear(output, block, members=_members(match))
 
 
 def _lengths_in_words(anchor: str, match: LinearMatch, is_any_length: bool) -> str | None:

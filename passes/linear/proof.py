@@ -142,17 +142,13 @@ class Prover:
                 match = self._at(point)
             except TooLongError:
                 return None
-            except FailedError as error:
-                self.trace(length, error)
+            except FailedError:
                 continue
             if match is not None:
                 return self._confirmed(match, length)
             if self.work[0] > MOST_WORK:  # nothing more is searched
                 return None
         return None
-
-    def trace(self, *what: object) -> None:
-        """For debugging."""
 
     @cached_property
     def _exponents(self) -> set[ir.Value]:
@@ -265,7 +261,6 @@ class Prover:
                 continue
             node = value.producer()
             if node is None or not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Concat"):
-                self.trace("not covered", value.name)
                 return None
             pending.extend(each for each in node.inputs if each is not None)
         return tuple(outputs.values()), tuple(states.values())
@@ -274,15 +269,12 @@ class Prover:
         """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
         looks = _Looks(self, match)
         if not all(looks.verdict(length, number) is Verdict.RIGHT for number in range(1, POINTS)):
-            self.trace("not confirmed")
             return None
         if match.is_open["b"] and looks.meetings.numbers(self.batch).edges:
-            self.trace("a number meets the batch")
             return None
         if not match.is_open["t"]:
             return match
         lengths = right_lengths(length, looks.next, looks.meetings.numbers)
-        self.trace("lengths", lengths)
         return None if lengths is None else replace(match, lengths=lengths)
 
 
