@@ -12,7 +12,8 @@ What is looked at, and what follows from it:
           what passes one of the numbers
     5     where only the multiples of a number are right, and all of these that were looked at, all multiples are
     6     where the last ones are right, all longer ones are; of a number that is too large to be looked at, only those
-          below it
+          below it. Where it is the size of a table whose elements differ, nothing is known of the elements that were
+          not read, and no length is claimed
     7     where two tokens fail, one token does, too: what it computes there comes of sizes of 1, which are broadcast
 
 A length that is not right is refused by the fused model. That is what the user wants of a file that fails at it, or in
@@ -117,6 +118,8 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
         neighbours = {edge + step for edge in met.edges for step in (-1, 0, 1)}  # 3: of each number
         wanted = _of_chunks(met.chunks, found) | neighbours
     unknown = [edge for edge in met.edges if Verdict.UNKNOWN in (verdicts.get(edge + step) for step in (-1, 0, 1))]
+    if not met.tables.isdisjoint(unknown):
+        return None
     return _lengths(verdicts, found, met.chunks, min(unknown, default=None))
 
 

@@ -6,23 +6,30 @@ a varying operand meets, by number:
 
     1  elementwise operators on numbers that are known in every run: those of the operands that do not vary
     2  Slice: constant starts and ends along an axis that varies; the size of an axis, where starts or ends vary
-    3  Gather and its kin: constant indices along an axis that varies. An index beyond the end of an axis is an error
-    4  Trilu: a constant diagonal of a matrix that varies
-    5  Pad: constant pads along an axis that varies
+    3  Gather and its kin: constant indices along an axis that varies; the sizes of the data, where the indices vary. An
+       index beyond the end of an axis is an error
+    4  Trilu and EyeLike: a constant diagonal of a matrix that varies
+    5  Pad and Concat: what is put before or behind along an axis that varies, where its size does not
     6  Range and OneHot: the operands that do not vary
     7  Loop: a constant number of iterations
     8  the sizes of what enters a region: the numbers in the minima and quotients of their formulas
 
-Floats count only where a length that has become one is compared or rounded. A number below 1 counts by its inverse.
+The size of a table (2 and 3) is noted as such where its elements differ: a length that is not looked at may read elements
+that were not read before.
+
+Floats count only where a length that has become one is compared or rounded. A number below 1 counts by its inverse. Of a
+tensor with many numbers the ends of runs of successive integers count, since what lies between them is passed one by one.
 """
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
@@ -37,8 +44,11 @@ ROUGH = (
 ELEMENTWISE = (*ROUGH, "Add", "Sub", "Mul", "Div", "Pow", "Where", "Sum")
 BENT = ("Sqrt", "Log")
 GATHERS = ("Gather", "GatherElements", "GatherND")
+OTHERS = ("Slice", "Trilu", "EyeLike", "Pad", "Concat", "Range", "OneHot", "Loop")
 SMALL = 64
-"""Of tensors with more elements only the shape is noted."""
+"""Of tensors with more elements only the ends of runs are noted."""
+MOST_ENDS = 256
+"""A table with the ends of more runs is too much to be looked at."""
 LEAST = 4
 """Smaller numbers are passed by the lengths that are looked at in any case."""
 ENDLESS = 1 << 31
@@ -47,25 +57,47 @@ ENDLESS = 1 << 31
 
 @dataclass(frozen=True)
 class Note:
-    """One operand: its shape, its numbers where there are few, and whether they are known in every run."""
+    """One operand: its shape, its elements by a checksum, and whether they are known in every run."""
 
     shape: tuple[int, ...]
-    numbers: tuple[float, ...] | None
+    checksum: int
     is_exact: bool
     is_float: bool
+    numbers: tuple[float, ...] | None = field(default=None, compare=False)
+    """All elements, where there are few of them; otherwise the ends of the runs. None where they are too many, or were
+    not asked for."""
+    is_uniform: bool = field(default=False, compare=False)
+    """Are all elements equal?"""
 
 
 Row: TypeAlias = "tuple[Note | None, ...]"
 
 
-def _note(tensor: Tensor | None) -> Note | None:
+def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
+    """A note of one operand. The numbers of a tensor of many elements are noted when its reader is new."""
     if tensor is None:
         return None
     array = tensor.exact
     if array is None:
-        return Note(tensor.shape, None, False, True)
-    numbers = tuple(array.reshape(-1).tolist()) if array.size <= SMALL else None
-    return Note(tensor.shape, numbers, True, array.dtype.kind == "f")
+        return Note(tensor.shape, 0, False, True)
+    checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8))
+    is_float = array.dtype.kind not in "biu"
+    if array.size <= SMALL:
+        numbers = tuple(array.reshape(-1).tolist())
+        return Note(tensor.shape, checksum, True, is_float, numbers, len(set(numbers)) <= 1)
+    if not is_new:
+        return Note(tensor.shape, checksum, True, is_float)
+    ends = _ends_of_runs(array)
+    return Note(tensor.shape, checksum, True, is_float, ends, ends is not None and len(ends) == 1)
+
+
+def _ends_of_runs(array: np.ndarray) -> tuple[float, ...] | None:
+    """The numbers of a tensor, without those between their neighbours; None where they are too many."""
+    found = np.unique(array.astype(np.float64))
+    inside = np.zeros(found.size, bool)
+    inside[1:-1] = (np.diff(found)[:-1] == 1) & (np.diff(found)[1:] == 1)
+    ends = found[~inside]
+    return tuple(ends.tolist()) if ends.size <= MOST_ENDS else None
 
 
 @dataclass
@@ -78,10 +110,12 @@ class Numbers:
     """What it is divided by; those of remainders, too."""
     added: set[int] = field(default_factory=set)
     factors: set[int] = field(default_factory=set)
+    tables: set[int] = field(default_factory=set)
+    """The sizes of tables whose elements differ; they are among what is compared."""
     has_squares: bool = False
     """Is what varies multiplied with what varies?"""
     is_unclear: bool = False
-    """Is a root or logarithm of a length compared or rounded?"""
+    """Is a root or logarithm of a length compared or rounded, or does a length meet too many numbers?"""
 
     @property
     def chunks(self) -> list[int]:
@@ -108,8 +142,11 @@ class Numbers:
         whole = math.ceil(size if size >= 1 else 1 / size)
         if whole == 1:
             return
-        if op_type in ("Add", "Sub", "Sum", "Pad"):
+        if op_type in ("Add", "Sub", "Sum"):
             self.added.add(whole)
+        elif op_type in ("Pad", "Concat"):  # a row that is not the first one any more, and all that are cut afterwards
+            self.added.add(whole)
+            self.compared.add(whole)
         elif op_type in ("Div", "Mod") or (op_type == "Mul" and size < 1):
             self.divisors.add(whole)
         elif op_type in ("Mul", "Pow"):
@@ -124,6 +161,8 @@ class Meetings:
 
     points: list[dict[ir.Node, set[Row]]] = field(default_factory=list)
     sizes: set[Dim] = field(default_factory=set)
+    readers: set[ir.Node] = field(default_factory=set)
+    """The nodes of which something is noted."""
 
     def begin(self) -> None:
         """Another point begins."""
@@ -131,8 +170,10 @@ class Meetings:
 
     def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note what a node reads."""
-        if is_op(node, *ELEMENTWISE, *GATHERS, *BENT, "Slice", "Trilu", "Pad", "Range", "OneHot", "Loop"):
-            self.points[-1].setdefault(node, set()).add(tuple(map(_note, operands)))
+        if is_op(node, *ELEMENTWISE, *GATHERS, *BENT, *OTHERS):
+            is_new = node not in self.readers
+            self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
+            self.readers.add(node)
 
     def numbers(self, names: Collection[str] = ()) -> Numbers:
         """The numbers that meet a size which varies: one of these names, where some are given. A batch does not meet
@@ -141,10 +182,12 @@ class Meetings:
         met = [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
         counts_floats = any(each.is_rough for each in met)
         found = Numbers(has_squares=any(each.is_square for each in met))
-        found.is_unclear = counts_floats and any(each.is_bent for each in met)
+        found.is_unclear = any(each.is_crowded(counts_floats) for each in met)
+        found.is_unclear |= counts_floats and any(each.is_bent for each in met)
         for each in met:
             for number in each.numbers(counts_floats) if not (names and is_op(each.node, "Loop")) else ():
                 found.add(each.node.op_type, number)
+            found.tables.update(each.tables())
         for size in self.sizes:
             _enter(size, found, names)
         return found
@@ -206,9 +249,8 @@ class _Met:
         return [row[index] if index < len(row) else None for point in self.points for row in point]
 
     def varies(self, index: int) -> bool:
-        """Is an operand not the same in all rows, or too large to be compared?"""
-        notes = set(self.notes(index))
-        return len(notes) > 1 or any(note is not None and note.is_exact and note.numbers is None for note in notes)
+        """Is an operand not the same in all rows?"""
+        return len(set(self.notes(index))) > 1
 
     @property
     def _any_varies(self) -> bool:
@@ -219,9 +261,13 @@ class _Met:
 
     def constant(self, index: int) -> tuple[float, ...]:
         """The numbers of an operand that does not vary; none where it does."""
-        notes = self.notes(index)
-        first = notes[0] if notes else None
-        return () if first is None or self.varies(index) else first.numbers or ()
+        told = self._told(index)
+        return () if told is None or self.varies(index) else told.numbers or ()
+
+    def _told(self, index: int) -> Note | None:
+        """A note of an operand, one with its numbers if there is one."""
+        notes = [note for note in self.notes(index) if note is not None]
+        return next((note for note in notes if note.numbers is not None), notes[0] if notes else None)
 
     def numbers(self, counts_floats: bool) -> Iterator[float]:
         """The numbers that what varies meets."""
@@ -232,12 +278,33 @@ class _Met:
             yield from self._of_slice()  # 2
         elif is_op(node, *GATHERS):
             yield from self._of_gather()  # 3
-        elif is_op(node, "Trilu"):
-            yield from self.constant(1) if self._axis_varies(-1) or self._axis_varies(-2) else ()  # 4
+        elif is_op(node, "Trilu", "EyeLike"):
+            yield from self._diagonal() if self._axis_varies(-1) or self._axis_varies(-2) else ()  # 4
         elif is_op(node, "Pad"):
             yield from self._of_pad()  # 5
+        elif is_op(node, "Concat"):
+            yield from self._of_concat()  # 5
         elif (is_op(node, "Range", "OneHot") or self._is_exact(counts_floats)) and self._any_varies:
             yield from (number for index in range(self.width) for number in self.constant(index))  # 1 and 6
+
+    def is_crowded(self, counts_floats: bool) -> bool:
+        """Does what varies meet a table of too many numbers, element by element?"""
+        if not (is_op(self.node, *ELEMENTWISE) and self._is_exact(counts_floats) and self._any_varies):
+            return False
+        told = [self._told(index) for index in range(self.width) if not self.varies(index)]
+        return any(note is not None and note.numbers is None for note in told)
+
+    def tables(self) -> Iterator[int]:
+        """The sizes of a table whose elements differ, where the part of it that is read varies."""
+        table = self._told(0)
+        if not is_op(self.node, "Slice", *GATHERS) or table is None or not table.is_exact or table.is_uniform:
+            return
+        if not self.varies(0) and any(self.varies(index) for index in range(1, self.width)):
+            yield from table.shape
+
+    def _diagonal(self) -> tuple[float, ...]:
+        """The diagonal of Trilu or EyeLike."""
+        return (int_attr(self.node, "k", 0),) if is_op(self.node, "EyeLike") else self.constant(1)
 
     def _is_exact(self, counts_floats: bool) -> bool:
         """Are all operands known, and integers, or floats that count?"""
@@ -247,9 +314,9 @@ class _Met:
     def _axis_varies(self, axis: int) -> bool:
         return len(self._sizes(axis)) > 1
 
-    def _sizes(self, axis: int) -> set[int]:
-        """The sizes of an axis of the first operand."""
-        shapes = [note.shape for note in self.notes(0) if note is not None]
+    def _sizes(self, axis: int, index: int = 0) -> set[int]:
+        """The sizes of an axis of an operand, the first one if not told."""
+        shapes = [note.shape for note in self.notes(index) if note is not None]
         return {shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)}
 
     def _of_slice(self) -> Iterator[float]:
@@ -285,12 +352,25 @@ class _Met:
         return [[note.numbers for note in each if note is not None and note.numbers] for each in notes]
 
     def _of_gather(self) -> Iterator[float]:
+        table, indices = self._told(0), self._told(1)
+        if table is None or indices is None:
+            return
+        axes = range(indices.shape[-1]) if is_op(self.node, "GatherND") else (int_attr(self.node, "axis", 0),)
+        for axis in axes:
+            if self._axis_varies(axis):
+                yield from self.constant(1)
+            elif self.varies(1):
+                yield from self._sizes(axis)
+
+    def _of_concat(self) -> Iterator[float]:
         axis = int_attr(self.node, "axis", 0)
-        if self._axis_varies(axis):
-            yield from self.constant(1)
+        sizes = [self._sizes(axis, index) for index in range(self.width)]
+        if any(len(found) > 1 for found in sizes):
+            yield from (size for found in sizes if len(found) == 1 for size in found)
 
     def _of_pad(self) -> Iterator[float]:
-        pads = self.constant(1)
+        listed_pads = self.node.attributes.get("pads")
+        pads = self.constant(1) if listed_pads is None else tuple(listed_pads.as_ints())
         rank = len(pads) // 2
         listed = self.constant(3) or range(rank)
         for place, axis in enumerate(listed):

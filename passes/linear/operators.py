@@ -131,7 +131,8 @@ def _reshape(call: Call) -> list[Tensor]:
 
 @rule("Flatten")
 def _flatten(call: Call) -> list[Tensor]:
-    axis = int_attr(call.node, "axis", 1) % (len(call[0].shape) + 1)
+    axis = int_attr(call.node, "axis", 1)
+    axis = axis + len(call[0].shape) if axis < 0 else axis
     rows = int(np.prod(call[0].shape[:axis], dtype=np.int64))
     return call.moved(lambda array: array.reshape(rows, -1))
 
@@ -636,7 +637,8 @@ def _one_hot(call: Call) -> list[Tensor]:
     (depth,) = call.ints(1)
     if values is None or int_attr(call.node, "axis", -1) not in (-1, indices.ndim):
         raise UnknownError("a OneHot of another form")
-    hot = np.equal(np.mod(indices, depth)[..., None], np.arange(depth))
+    places = np.where(indices < 0, indices + depth, indices)  # an index beyond the ends stands for no column
+    hot = np.equal(places[..., None], np.arange(depth))
     return [exact(np.where(hot, values[1], values[0]))]
 
 
@@ -658,7 +660,7 @@ def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with
     try:
         with np.errstate(all="ignore"):
             if function is not None and arrays and all(array is not None for array in arrays):
-                return [exact(_typed(function(*arrays), arrays))]
+                return [exact(_typed(function(*arrays), arrays[0] if node.op_type == "Pow" else arrays[-1]))]
             if node.op_type in RULES:
                 return RULES[node.op_type](call)
             return unknown_function(call) if node.op_type in ELEMENTWISE else None
@@ -666,13 +668,12 @@ def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with
         raise FailedError(f"{node.op_type} {node.name}: {error}") from None
 
 
-def _typed(result: np.ndarray, arrays: Sequence[np.ndarray | None]) -> np.ndarray:
-    """A result of arithmetic in the type of the operands; a truth value stays one."""
+def _typed(result: np.ndarray, operand: np.ndarray | None) -> np.ndarray:
+    """A result of arithmetic in the type of an operand; a truth value stays one."""
     result = np.asarray(result)
-    last = arrays[-1]
-    if last is None or result.dtype.kind == "b":
+    if operand is None or result.dtype.kind == "b":
         return result
-    return result.astype(last.dtype)
+    return result.astype(operand.dtype)
 
 
 def is_followed(node: ir.Node) -> bool:

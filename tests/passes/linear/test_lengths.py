@@ -14,6 +14,7 @@ from tests.passes.running import assert_same, fused, parse, run
 TOLERANCE = 1e-4
 """float32 sums over up to 501 tokens, in another order, without a decay."""
 INPUTS = "float[1,2,4,6] s0, float[1,2,T,4] q, float[1,2,T,4] k, float[1,2,T,6] v"
+TABLE_INPUTS = ", float[500] table500, float[30000] table30000"
 OUTPUTS = "float[1,2,U,6] y, float[1,2,4,6] s1"
 BEFORE = (
     "ax2 = Constant<value_ints=[2]>() ax3 = Constant<value_ints=[3]>() zero1 = Constant<value_ints=[0]>() "
@@ -26,6 +27,8 @@ BEFORE = (
 ATTENTION = "y0 = MatMul(m, v) y1 = MatMul(q, s0) o = Add(y0, y1) u = MatMul(kt, v) s1 = Add(s0, u) o2 = Mul(o, two) "
 LATER = "y = Where(c, o, o2) "
 GROWN = "f = Add(more, onef) y = Mul(o, f) "
+ONES = "w = ConstantOfShape<value=float[1]{1}>(t) "
+FIRST_ROWS = "b = Slice(x, zero1, t, zero1) more = Unsqueeze(b, one1) " + GROWN
 CUT = "n = Shape<start=2,end=3>(a) df = Sub(t, n) z = Constant<value_ints=[0,0,0,0,0,0]>() "
 PADDED = CUT + "p = Concat<axis=0>(z, df, zero1) y = Pad(a, p) "
 OTHERS = {
@@ -57,7 +60,23 @@ OTHERS = {
     "a diagonal": "tt = Concat<axis=0>(t, t) x = Expand(onef, tt) g = Neg(h) b = Trilu<upper=0>(x, g) "
     "more = ReduceSum(b, one1) " + GROWN,
     "a window": "y = Identity(o) ",
+    "pads in front": ONES + "p = Concat<axis=0>(hs, zero1) x = Pad(w, p) " + FIRST_ROWS,
+    "rows in front": ONES + "e = ConstantOfShape<value=float[1]{0}>(hs) x = Concat<axis=0>(e, w) " + FIRST_ROWS,
+    "the diagonal of EyeLike": "tt = Concat<axis=0>(t, t) x = Expand(onef, tt) b = EyeLike<k=-100,dtype=1>(x) "
+    "more = ReduceSum(b, one1) " + GROWN,
+    "a table of one number": "e = Constant<value_ints=[128]>() w = Expand(h, e) b = Less(rc, w) g = Not(b) "
+    "x = Cast<to=1>(g) more = ReduceSum(x, one1) " + GROWN,
+    "rows of a table": "g = Gather(table500, r) more = Unsqueeze(g, one1) " + GROWN,
+    "rows of a long table": "g = Gather(table30000, r) more = Unsqueeze(g, one1) " + GROWN,
+    "the first rows of a long table": "g = Slice(table30000, zero1, t, zero1) more = Unsqueeze(g, one1) " + GROWN,
+    "a column that is none": "e = Constant<value_int=90>() p = Constant<value_floats=[0.0,1.0]>() "
+    "x = OneHot<axis=-1>(r, e, p) w = ReduceSum(x, one1) more = Sub(onef, w) " + GROWN,
+    "a power": "w = Constant<value_float=0.5>() d = Div(rc, h) x = Pow(w, d) y = Mul(o, x) ",
+    "a row of all": "tt = Concat<axis=0>(t, one1) x = Expand(onef, tt) w = Flatten<axis=-1>(x) "
+    "a = Slice(w, hs, end, zero1) n = Shape<start=0,end=1>(a) more = Cast<to=1>(n) " + GROWN,
 }
+TABLES = {"table500": (500, 300), "table30000": (30_000, 25_000)}
+"""Tables of 0, and 1 from a row on."""
 REFUSED = {
     "cut": "x = Min(t, hs) a = Slice(o, zero1, x, ax2) " + PADDED,
     "cut at a number": "a = Slice(o, zero1, hs, ax2) " + PADDED,
@@ -68,7 +87,14 @@ REFUSED = {
 
 def model(after: str, window: bool = False) -> onnx.ModelProto:
     mask = "w99 = Constant<value_int=-99>() m = Trilu<upper=1>(m0, w99) " if window else "m = Identity(m0) "
-    return parse(BEFORE + mask + ATTENTION + after, inputs=INPUTS, outputs=OUTPUTS, opset=18)
+    proto = parse(BEFORE + mask + ATTENTION + after, inputs=INPUTS + TABLE_INPUTS, outputs=OUTPUTS, opset=18)
+    for name, (rows, first) in TABLES.items():
+        (given,) = [each for each in proto.graph.input if each.name == name]
+        proto.graph.input.remove(given)
+        table = (np.arange(rows) >= first).astype(np.float32)
+        if f"{name}," in after:
+            proto.graph.initializer.append(onnx.numpy_helper.from_array(table, name))
+    return proto
 
 
 def feeds(tokens: int) -> dict[str, np.ndarray]:
