@@ -36,6 +36,8 @@ RULES: dict[str, Rule] = {}
 FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
 MOST = 1 << 27
 """The most elements of one tensor."""
+END = (1 << 31) - 1
+"""An end of a Slice that is not smaller stands for the end of an axis."""
 
 
 class Call:
@@ -203,6 +205,8 @@ def _slice(call: Call) -> list[Tensor]:
         steps = call.ints(4) if call.has(4) else [1] * len(starts)
     cuts = [slice(None)] * len(shape)
     for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+        if step < 0 and end >= END:
+            raise UnknownError("ONNX and ONNX Runtime read a reversed Slice with such an end in two ways")
         cuts[axis] = _cut(start, end, step, shape[axis])
     return call.moved(operator.itemgetter(tuple(cuts)))
 
@@ -264,9 +268,12 @@ def _pad(call: Call) -> list[Tensor]:
     filler = call[2] if call.has(2) else None
     if filler is not None and (filler.exact is None or filler.exact.reshape(-1)[0] != 0):
         raise UnknownError("Pad with another number than 0")
-    cuts = tuple(slice(max(0, -b), s - max(0, -a)) for b, a, s in zip(before, after, call[0].shape, strict=True))
     widths = [(max(0, b), max(0, a)) for b, a in zip(before, after, strict=True)]
-    return call.moved(lambda array: np.pad(array[cuts], widths))
+    sizes = [s + b + a for s, b, a in zip(call[0].shape, before, after, strict=True)]
+    cuts = tuple(slice(max(0, -b), max(0, -b) + size) for b, size in zip(before, sizes, strict=True))
+    if min(sizes, default=0) < 0:
+        raise FailedError("more is cut off than there is")
+    return call.moved(lambda array: np.pad(array, widths)[cuts])
 
 
 @rule("Trilu")
@@ -436,11 +443,9 @@ def _product(left: np.ndarray, own: str, right: np.ndarray, other: str, later: s
 @rule("ReduceSum")
 def _reduce_sum(call: Call) -> list[Tensor]:
     axes, keeps = call.axes(), bool(int_attr(call.node, "keepdims", 1))
-    if axes is not None and not axes:
-        if int_attr(call.node, "noop_with_empty_axes", 0):
-            return [call[0]]
-        axes = None
-    chosen = None if axes is None else tuple(axes)
+    if not axes and int_attr(call.node, "noop_with_empty_axes", 0) == 1:
+        return [call[0]]
+    chosen = tuple(axes) if axes else None
     return [summed(call[0], lambda array: array.sum(axis=chosen, keepdims=keeps), call.with_sums)]
 
 
@@ -619,6 +624,8 @@ def _range(call: Call) -> list[Tensor]:
     start, limit, delta = (call[index].exact for index in range(3))
     if start is None or limit is None or delta is None:
         raise UnknownError("a Range of unknown length")
+    if any(array != np.trunc(array) for array in (start, delta)):
+        raise UnknownError("a Range of fractions, which ONNX and ONNX Runtime round in two ways")
     return [exact(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))]
 
 
