@@ -14,11 +14,12 @@ a varying operand meets, by number:
     7  Loop: a constant number of iterations
     8  the sizes of what enters a region: the numbers in the minima and quotients of their formulas
 
-The size of a table (2 and 3) is noted as such where its elements differ: a length that is not looked at may read elements
-that were not read before.
+The size of a table (2 and 3) is noted as such where its elements differ: a length that is not looked at may read
+elements that were not read before.
 
-Floats count only where a length that has become one is compared or rounded. A number below 1 counts by its inverse. Of a
-tensor with many numbers the ends of runs of successive integers count, since what lies between them is passed one by one.
+Floats count only where a length that has become one is compared or rounded. A number below 1 counts by its inverse.
+Of a tensor with many numbers the ends of runs of successive integers count, since a length passes one by one what lies
+between them.
 """
 
 from __future__ import annotations

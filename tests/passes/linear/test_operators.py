@@ -1,5 +1,5 @@
-"""What the proof of linear attention makes of numbers, against ONNX Runtime: of those that are known in every run, and of
-those that are known modulo a prime.
+"""What the proof of linear attention makes of numbers, against ONNX Runtime: of those that are known in every run, and
+of those that are known modulo a prime.
 
 A run that ONNX Runtime refuses says nothing. Where it succeeds, every result that the proof takes for known must be its
 result; the proof may also give up.
