@@ -81,7 +81,7 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
     array = tensor.exact
     if array is None:
         return Note(tensor.shape, 0, False, True)
-    checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8))
+    checksum = zlib.crc32(array.tobytes())
     is_float = array.dtype.kind not in "biu"
     if array.size <= SMALL:
         numbers = tuple(array.reshape(-1).tolist())
