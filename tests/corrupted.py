@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 
 from fa_compiler.op_registry import get, has_kernel, variants
-from fa_compiler.op_registry.ops.flash_linear_attention import UPDATE_RULES
+from fa_compiler.op_registry.ops.flash_linear_attention import LOW_RANK, UPDATE_RULES
 from tests.prompt_problems import FIA, PFA, Problem, drawn
 
 Rng = np.random.Generator
@@ -334,12 +334,12 @@ def _linear(rng: Rng) -> Parts:
         "value": _floats(rng, b, t, heads * width, dtype=dtype),
     }
     attrs: dict[str, Any] = {"q_num_heads": q_heads, "kv_num_heads": heads, "update_rule": rule}
-    if rule.startswith("gated") or (rule == "general" and rng.integers(0, 2)):
+    if rule.startswith("gated") or (rule in LOW_RANK and rng.integers(0, 2)):
         decay = rng.uniform(-2, 0, (b, t, heads * _pick(rng, (1, size))))
         inputs["decay"] = decay.astype(dtype)
     if rule.endswith("delta"):
         inputs["beta"] = rng.uniform(0, 1, (b, t, _pick(rng, (heads, 1)))).astype(dtype)
-    if rule == "general":
+    if rule in LOW_RANK:
         for name in ("low_rank_write", "low_rank_read"):
             inputs[name] = 0.3 * _floats(rng, b, t, heads * size, dtype=np.float32)
             inputs[name] = inputs[name].astype(dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from fa_compiler.op_registry.ops.flash_linear_attention import DELTA, GATED, GENERAL, UPDATE_RULES
+from fa_compiler.op_registry.ops.flash_linear_attention import DELTA, GATED, LOW_RANK, UPDATE_RULES
 
 Call = tuple[dict[str, Any], dict[str, Any]]
 
@@ -41,12 +41,12 @@ def attention(
         return made.reshape(batch, tokens, count * columns).astype(dtype)
 
     inputs = {"query": rows(q_heads, size), "key": rows(key_heads, size, unit=True), "value": rows(states, width)}
-    if rule in GATED or (rule == GENERAL and gate != "none"):
+    if rule in GATED or (rule in LOW_RANK and gate != "none"):
         drawn = rng.uniform(*decay, (batch, tokens, states * (size if gate == "key" else 1)))
         inputs["decay"] = drawn.astype(dtype)
     if rule in DELTA:
         inputs["beta"] = rng.uniform(0, 1, (batch, tokens, states)).astype(dtype)
-    if rule == GENERAL:
+    if rule in LOW_RANK:
         probe = rng.standard_normal((batch, tokens, states, size))
         probe /= np.sqrt((probe**2).sum(axis=-1, keepdims=True))
         share = rng.uniform(0, 1, (batch, tokens, states, 1))

@@ -18,6 +18,7 @@ from fa_compiler.lowering.onnx_file.writer import FunctionWriter
 from fa_compiler.op_registry import DOMAIN, NodeView, TensorInfo, get
 from fa_compiler.op_registry.attributes import full_attrs
 from fa_compiler.op_registry.geometry import shape_of
+from fa_compiler.op_registry.ops.flash_linear_attention import LOW_RANK
 
 OLDEST_OPSET = 15
 """The first opset with CastLike."""
@@ -99,7 +100,7 @@ class _Recurrence(_Body):
         attrs, width = self.attrs, dict(zip(self._rows(), self.key.widths, strict=True))
         q_heads, heads = int(attrs["q_num_heads"]), int(attrs["kv_num_heads"])
         size, columns, out_heads = width["query"] // q_heads, width["value"] // heads, max(q_heads, heads)
-        key_heads, general = width["key"] // size, attrs["update_rule"] == "general"
+        key_heads, rule = width["key"] // size, attrs["update_rule"]
         each = {
             "q": self._split("query", q_heads, min(q_heads, heads), heads, (out_heads // heads, size)),
             "k": self._split("key", key_heads, key_heads, heads, (1, size)),
@@ -110,7 +111,7 @@ class _Recurrence(_Body):
             each["e"] = self.op("Exp", self._split("decay", heads, heads, heads, (1 if one else size, 1)))
         if "beta" in width:
             each["b"] = self.op("Reshape", self.wide("beta"), self.ints(0, 0, width["beta"], 1, 1))
-        if general:
+        if rule in LOW_RANK:
             each["p"] = self._split("low_rank_write", heads, heads, heads, (size, 1))
             each["r"] = self._split("low_rank_read", heads, heads, heads, (1, size))
         first, tokens = self._first_state(heads, size, columns), self.size("query", 1)
@@ -121,7 +122,7 @@ class _Recurrence(_Body):
                 "Scan",
                 [first, *each.values()],
                 ["last", "reads"],
-                body=_step(tuple(each)),
+                body=_step(tuple(each), rule == "dplr"),
                 num_scan_inputs=len(each),
                 scan_input_axes=[1] * len(each),
                 scan_output_axes=[1],
@@ -171,7 +172,7 @@ class _Recurrence(_Body):
         return self.op("Where", self.op("Equal", given, self.number(0.0)), own, given)
 
 
-def _step(names: tuple[str, ...]) -> onnx.GraphProto:
+def _step(names: tuple[str, ...], reads_before_decay: bool) -> onnx.GraphProto:
     """The body of the Scan: one token. Its inputs are the state and the rows of these names."""
     step = FunctionWriter(offset=1000)  # no name of the function
     state = step.op("Mul", "state", "e") if "e" in names else "state"
@@ -181,7 +182,8 @@ def _step(names: tuple[str, ...]) -> onnx.GraphProto:
     column = step.op("Transpose", "k", perm=[0, 1, 3, 2])
     after = step.op("Add", state, step.op("Mul", column, added))
     if "r" in names:
-        after = step.op("Add", after, step.op("Mul", "p", step.op("MatMul", "r", state)))
+        read = "state" if reads_before_decay else state
+        after = step.op("Add", after, step.op("Mul", "p", step.op("MatMul", "r", read)))
     step.op("Identity", after, out="next")
     step.op("MatMul", "q", "next", out="out")
     inputs, outputs = (

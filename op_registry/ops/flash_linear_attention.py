@@ -22,8 +22,9 @@ FLOATS = "DT_FLOAT, DT_FLOAT16, DT_BF16"
 
 GATED = ("gated", "gated_delta")
 DELTA = ("delta", "gated_delta")
-GENERAL = "general"
-UPDATE_RULES = ("linear", "gated", "delta", "gated_delta", GENERAL)
+LOW_RANK = ("general", "dplr")
+"""A correction of rank one, which reads the state after the decay, or before it."""
+UPDATE_RULES = ("linear", "gated", "delta", "gated_delta", *LOW_RANK)
 
 OURS = (
     REG_OP(
@@ -116,16 +117,16 @@ def _key_heads(call: CheckedNode) -> Iterator[Diagnostic]:
 
 @rules(5)
 def operands(call: CheckedNode) -> Iterator[Diagnostic]:
-    """decay is given with the rules gated and gated_delta, and may be with general; beta with delta and gated_delta;
-    low_rank_write and low_rank_read with general. No other rule has them."""
+    """decay is given with the rules gated and gated_delta, and may be with general and dplr; beta with delta and
+    gated_delta; low_rank_write and low_rank_read with general and dplr. No other rule has them."""
     rule = call.attr("update_rule")
     if rule not in UPDATE_RULES:
         return
     needed = {
-        "decay": rule in GATED or (rule == GENERAL and call["decay"] is not None),
+        "decay": rule in GATED or (rule in LOW_RANK and call["decay"] is not None),
         "beta": rule in DELTA,
-        "low_rank_write": rule == GENERAL,
-        "low_rank_read": rule == GENERAL,
+        "low_rank_write": rule in LOW_RANK,
+        "low_rank_read": rule in LOW_RANK,
     }
     for name, is_needed in needed.items():
         if is_needed != (call[name] is not None):

@@ -18,6 +18,7 @@ On the targets contrib and onnx, one of the two LinearAttentions becomes the oth
     5  contrib: that of ai.onnx, with tensors of float32. ONNX Runtime has a CPU kernel for no other type.
     6  onnx: that of com.microsoft where key and value have one number of heads that divides the query's, in a model of
        opset 27. ai.onnx has no other numbers of heads.
+    8  both: neither has a correction of rank one other than that of the delta rules (general, dplr).
     7  a runtime that is named: of those of ai.onnx none is known to have a kernel, of those of com.microsoft ONNX
        Runtime's for the CPU, for CUDA and for WebGPU (1.32). Declined for the others.
 
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.op_registry.ops.flash_linear_attention import LOW_RANK
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import delta_rule
@@ -111,6 +113,7 @@ class _Operators(DirectConversion):
         if self.call.node.domain == CONTRIB and self.call.is_ready_made:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
         self._check_runtime(("ort-cpu", "ort-cuda", "ort-webgpu"))
+        self._check_rule()
         types = {self.facts.info.dtype(value) for value in self.call.inputs.values()}
         if types != {ir.DataType.FLOAT}:  # (5)
             raise self.call.decline("ONNX Runtime's CPU kernel takes float32 only")
@@ -121,6 +124,7 @@ class _Operators(DirectConversion):
         if self.call.node.domain != CONTRIB and self.call.is_ready_made:
             raise Decline(Code.ALREADY_FUSED, f"{ATTENTION} is an operator of the target already", self.node)
         self._check_runtime(())
+        self._check_rule()
         if self.builder.opset < FIRST:
             raise self.call.decline(f"ai.onnx has the operator from opset {FIRST} on", f"--opset {FIRST}")
         q_heads, heads = self.call.heads
@@ -133,6 +137,11 @@ class _Operators(DirectConversion):
         runtime = self.facts.options.runtime
         if runtime is not None and runtime.name not in known:  # (7)
             raise self.call.decline(f"{runtime.name} is not known to have a kernel for the operator of the target")
+
+    def _check_rule(self) -> None:
+        """Decline a rule that LinearAttention lacks."""
+        if self.call.rule in LOW_RANK:  # (8)
+            raise self.call.decline(f"{ATTENTION} has no rule for its correction of rank one", "--target ort has one")
 
     def _has_one_key_head_for_each(self, q_heads: int) -> bool:
         """Whether key has as many heads as there are states."""

@@ -20,6 +20,7 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant, is_op, producer
 from fa_compiler.passes.linear.arrangement import axes_of_dims
 from fa_compiler.passes.linear.candidates import Operand, own_sizes
+from fa_compiler.passes.linear.corrections import Correction
 from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.search import State
 from fa_compiler.passes.values.facts import Facts
@@ -81,9 +82,19 @@ class Emitter:
             inputs["decay"] = self._decay(found.decay, query)
         if found.is_delta:
             inputs["beta"] = self._ones(query) if found.factor is None else self._rows(found.factor, query)
+        if found.correction is not None:
+            inputs |= self._correction(found.correction)
         counts = (heads if repeats else found.query.heads, heads)
         scale = float(np.float32(found.scale))
         return LinearCall(self.node, inputs, counts, self.match.rule, scale, bool(self.match.states))
+
+    def _correction(self, correction: Correction) -> dict[str, ir.Value]:
+        """The operands of a correction of rank one, for each state."""
+        heads = self.match.sizes.heads
+        write, read = self._tokens(correction.write, heads), self._tokens(correction.read, heads)
+        if correction.is_subtracted:
+            write = self.builder.op("Neg", [write], self._dtype)
+        return {"low_rank_write": write, "low_rank_read": read}
 
     def _ones(self, query: ir.Value) -> ir.Value:
         """A beta of 1 for each token."""

@@ -33,7 +33,7 @@ class FusedLinear:
     note: str | None = None
     """For which lengths the file is right."""
     members: frozenset[ir.Node] = frozenset()
-    """The nodes of one that is left, which need no other name."""
+    """The nodes, which need no other name."""
 
 
 def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | None = None) -> list[FusedLinear]:
@@ -86,7 +86,7 @@ def _fused(
         rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
         assumed=(*made.operator.assumed, *((ANY_LENGTH,) if is_any_length and not match.lengths.are_all else ())),
     )
-    return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length))
+    return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length), _members(match))
 
 
 def _members(match: LinearMatch) -> frozenset[ir.Node]:

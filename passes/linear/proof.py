@@ -71,7 +71,9 @@ class LinearMatch:
     @property
     def rule(self) -> str:
         """The update rule of the operator."""
-        has_decay = self.found.decay is not None
+        has_decay, correction = self.found.decay is not None, self.found.correction
+        if correction is not None:
+            return "dplr" if correction.reads_before_decay else "general"
         if self.found.is_delta:
             return "gated_delta" if has_decay else "delta"
         return "gated" if has_decay else "linear"
@@ -221,7 +223,9 @@ class Prover:
         outputs: tuple[Operand, ...],
         states: tuple[State, ...],
     ) -> LinearMatch:
-        operands = (found.query, found.key, found.value, found.state, found.decay, found.factor, *outputs, *states)
+        correction = () if found.correction is None else (found.correction.write, found.correction.read)
+        single = (found.query, found.key, found.value, found.state, found.decay, found.factor)
+        operands = (*single, *correction, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
         is_open = {
             "b": self._differs(found.output.value, self.batch, self.tokens),

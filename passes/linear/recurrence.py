@@ -5,6 +5,7 @@ For each token, with the state S [Dk, Dv] of a head:
     S' = diag(e^decay) S
     S  = S' + k (f (v - S'^T k))^T        by the delta rule, where f is beta
     S  = S' + k (f v)^T                   without it
+    S  = S' + k (f v)^T + p (r^T S')      with a correction of rank one, which may also read S instead of S'
     o  = c S^T q
 
 A column of S only depends on the same column of v. So instead of all columns a random sum of them is computed: if it is
@@ -34,6 +35,10 @@ class Tokens:
     decay: np.ndarray | None = None
     factor: np.ndarray | None = None
     is_delta: bool = False
+    write: np.ndarray | None = None
+    read: np.ndarray | None = None
+    """p and r, [B,T,H,Dk]."""
+    reads_before_decay: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def recurrence(tokens: Tokens, length: int | None = None) -> Outcome:
     state = np.zeros((batch, heads, size), np.int64) if tokens.state is None else columns(tokens.state)
     outputs = []
     for place in range(total if length is None else length):
-        key = tokens.key[:, place]
+        key, before = tokens.key[:, place], state
         if tokens.decay is not None:
             state = times(state, tokens.decay[:, place])
         written = value[:, place]
@@ -70,6 +75,10 @@ def recurrence(tokens: Tokens, length: int | None = None) -> Outcome:
             written = reduced(written - dot(state, key))
         if tokens.factor is not None:
             written = times(written, tokens.factor[:, place])
-        state = reduced(state + times(key, written[..., None]))
+        after = reduced(state + times(key, written[..., None]))
+        if tokens.write is not None and tokens.read is not None:
+            held = dot(before if tokens.reads_before_decay else state, tokens.read[:, place])
+            after = reduced(after + times(tokens.write[:, place], held[..., None]))
+        state = after
         outputs.append(dot(state, tokens.query[:, place]))
     return Outcome(np.stack(outputs, 1), state)

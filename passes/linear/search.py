@@ -10,6 +10,7 @@ Grammar of what is found, each value in any arrangement; the code cites the numb
       4   | decay              its logarithm or its power, which is never negative, one for each head or for each key
                                dimension, or none
       5   | factor             beta, or a factor of the value where nothing is corrected, or none
+      7   | write, read        of a correction of rank one (corrections.py), where nothing else fits
     scale :=
       6     a single number of the graph, one divided by it, or a product of two
 """
@@ -27,6 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
 from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows_of
+from fa_compiler.passes.linear.corrections import Correction, Fit, Token
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, inverse, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
@@ -37,6 +39,9 @@ MOST_WORK = 15_000_000
 """So many numbers are computed in one search: one to two seconds, where nothing fits. Files in which the tokens are as
 many as the heads or as the dimensions of a head need most of them."""
 FIRST_SHARE = 500_000
+MOST_CORRECTED = 8_000_000
+"""So many more are computed in the search for a correction of rank one, which comes last."""
+CORRECTED_SHARE = 4_000_000
 EACH = 2_000
 """What a trial costs beside the numbers."""
 PASS = 10
@@ -75,6 +80,7 @@ class Found:
     """The scale modulo the prime."""
     output: Operand
     """The value that is replaced by the output."""
+    correction: Correction | None = None
 
 
 def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
@@ -91,7 +97,17 @@ def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
         return None
     if decay is not None and decay.ndim == 3:
         decay = decay[..., None]
-    return Tokens(query, key, value, state, decay, factor, found.is_delta)
+    tokens = Tokens(query, key, value, state, decay, factor, found.is_delta)
+    return tokens if found.correction is None else _with_correction(tokens, found.correction, point, sizes)
+
+
+def _with_correction(tokens: Tokens, correction: Correction, point: Evaluation, sizes: Sizes) -> Tokens | None:
+    """The numbers with those of a correction; None where an operand of it does not fit the sizes."""
+    write, held = (_repeated(read(each, point, sizes), sizes) for each in (correction.write, correction.read))
+    if write is None or held is None:
+        return None
+    signed = reduced(-write) if correction.is_subtracted else write
+    return replace(tokens, write=signed, read=held, reads_before_decay=correction.reads_before_decay)
 
 
 def read_state(state: State, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
@@ -147,10 +163,14 @@ class Search:
             self.left = []
             for hypothesis, sizes in pending:
                 if self.work > MOST_WORK:
-                    return
+                    break
                 self.limit = min(MOST_WORK, self.work + share)
                 yield from ((found, sizes) for found in self._of(hypothesis, sizes))
             pending = self.left
+        last = self.work + MOST_CORRECTED
+        for hypothesis, sizes in trials:
+            self.limit = min(last, self.work + CORRECTED_SHARE)
+            yield from ((found, sizes) for found in self._corrected(hypothesis, sizes))
 
     def _hypotheses(self, output: ir.Value, named: Mapping[int, Sequence[str]]) -> Iterator[tuple[Operand, Sizes]]:
         """What the dimensions of an output can be."""
@@ -181,11 +201,12 @@ class Search:
         exponents = (value for value in self.values if value in self.point.exponents)
         return sizes.key > 1 and any(math.prod(self.point.tensor(value).shape) == count for value in exponents)
 
-    def _operands(self, sizes: Sizes, letters: str, heads: Sequence[int]) -> list[tuple[Operand, np.ndarray]]:
+    def _operands(
+        self, sizes: Sizes, letters: str, heads: Sequence[int], furthest: int = 0
+    ) -> list[tuple[Operand, np.ndarray]]:
         """The values with these axes, each content once, by the value that stands first in the graph. Those that stand
-        first come first."""
+        first come first. There are at most so many products between them and the region."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
-        furthest = 0 if letters == "bthd" else 1
         near = [value for value, steps in self.values.items() if steps <= furthest]
         for value, count in product(near, heads):
             tensor = self.point.tensor(value)
@@ -294,13 +315,39 @@ class Search:
                 if self._checked(whole, choices.goal, sizes):
                     yield whole
 
+    def _corrected(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
+        """What fits an output of these sizes with a correction of rank one."""  # 7
+        choices = self._choices(output, sizes) if sizes.value > 1 and self.work < self.limit else None
+        if choices is None:
+            return
+        own, starts = [*self._few_scales], self._starts(choices, sizes)
+        reads = self._operands(sizes, "bthd", _key_heads(sizes), 1)  # the product of a row with the first state is near
+        for (state, start, place), (decay, power) in product(starts, choices.decays):
+            token = choices.token(place, start, power, [array for _, array in reads])
+            self.work += EACH + token.work(len(own))
+            if self.work > self.limit:
+                return
+            for fit in token.fitting(own):
+                found = choices.with_correction(fit, reads[fit.read][0], self.scales[fit.ratio], output)
+                whole = replace(found, state=state, decay=decay)
+                if self._checked(whole, choices.goal, sizes):
+                    yield whole
+
+    def _starts(self, choices: _Choices, sizes: Sizes) -> list[tuple[State | None, np.ndarray, int]]:
+        """The states in front of a token that shows a correction, of a few heads, and the place of this token: the first
+        states, and those that the first token writes where there is none."""
+        found = [(state, _few(columns(first)), 0) for state, first in self._states(sizes) if first is not None]
+        if sizes.tokens > 1:
+            fits = choices.firsts.fitting(None, self.scales)
+            written = dict.fromkeys((fit.key, fit.factor, fit.value) for fit in fits)
+            found += [(None, choices.firsts.written(*places), 1) for places in written]
+        return found
+
     def _choices(self, output: Operand, sizes: Sizes) -> _Choices | None:
         """What the operands of an output of these sizes can be; None where some have no choice."""
         wanted = read(output, self.point, sizes)
-        most = sizes.heads if sizes.value > 1 else 1  # channels share the query and the key
-        heads = [count for count in range(1, most + 1) if sizes.heads % count == 0]
-        keys = self._operands(sizes, "bthd", heads)  # 1: queries, too
-        values = self._operands(sizes, "bthe", [sizes.heads])  # 2: of all heads
+        keys = self._operands(sizes, "bthd", _key_heads(sizes))  # 1: queries, too
+        values = self._operands(sizes, "bthe", [sizes.heads], 1)  # 2: of all heads
         if wanted is None or len(keys) < 2 or not values:
             return None
         goal = columns(wanted)
@@ -321,15 +368,22 @@ class Search:
         return Bounds(self.point.info)
 
     @cached_property
-    def scales(self) -> dict[int, float]:
-        """The numbers that can be the scale, by what they are modulo the prime."""
-        numbers = sorted(self.point.scalars)
-        residues = {number: of_number(number) for number in numbers}
-        found = {1: 1.0}  # 6: the scale
+    def _few_scales(self) -> dict[int, float]:
+        """Single numbers that can be the scale, by what they are modulo the prime."""
+        residues = {number: of_number(number) for number in sorted(self.point.scalars)}
+        found = {1: 1.0}
         for number, residue in residues.items():
             found.setdefault(residue, number)
         for number, residue in residues.items():
             found.setdefault(pow(residue, -1, PRIME), 1.0 / number)
+        return found
+
+    @cached_property
+    def scales(self) -> dict[int, float]:
+        """The numbers that can be the scale, by what they are modulo the prime."""
+        numbers = sorted(self.point.scalars)
+        residues = {number: of_number(number) for number in numbers}
+        found = dict(self._few_scales)  # 6: the scale
         for one, other in product(numbers, numbers):
             if one <= other:
                 found.setdefault(residues[one] * residues[other] % PRIME, one * other)
@@ -371,12 +425,33 @@ class _Choices:
     @property
     def firsts(self) -> _Firsts:
         """The first token of a few heads."""
+        return self._at(0)
+
+    def _at(self, place: int) -> _Firsts:
+        """One token of a few heads."""
         return _Firsts(
-            _few(self.goal[:, 0]),
-            np.stack([_few(array[:, 0]) for _, array in self.keys]),
-            np.stack([_few(columns(array[:, 0])) for _, array in self.values]),
-            np.stack([_few(array[:, 0]) for _, array in self.factors]),
+            _few(self.goal[:, place]),
+            np.stack([_few(array[:, place]) for _, array in self.keys]),
+            np.stack([_few(columns(array[:, place])) for _, array in self.values]),
+            np.stack([_few(array[:, place]) for _, array in self.factors]),
         )
+
+    def token(self, place: int, before: np.ndarray, power: np.ndarray | None, reads: Sequence[np.ndarray]) -> Token:
+        """A token of a few heads, with the state before it, the powers of all decays, and rows that may read it."""
+        after = before
+        if power is not None:
+            factor = _few(power[:, place])
+            after = times(before, factor if factor.ndim == before.ndim else factor[..., None])
+        first = self._at(place)
+        rows = np.stack([_few(array[:, place]) for array in reads])
+        return Token(first.goal, first.keys, first.values, rows, before, after)
+
+    def with_correction(self, fit: Fit, held: Operand, scale: float, output: Operand) -> Found:
+        """The operands of what fits a token with a correction that `held` reads."""
+        query, key, write = (self.keys[place][0] for place in (fit.query, fit.key, fit.write))
+        correction = Correction(write, held, fit.is_subtracted, fit.reads_before_decay)
+        value = self.values[fit.value][0]
+        return Found(query, key, value, None, None, None, False, scale, fit.ratio, output, correction)
 
     def found(self, fits: Sequence[_Fit], scales: Mapping[int, float], output: Operand) -> Iterator[Found]:
         """The operands of what fits the first token."""
@@ -400,6 +475,10 @@ class _Firsts:
     def size(self) -> int:
         """The numbers that a trial computes, and its cost beside them."""
         return EACH + len(self.keys) ** 2 * len(self.values) * len(self.factors) * self.goal.size
+
+    def written(self, key: int, factor: int, value: int) -> np.ndarray:
+        """What these operands write into a state of 0, [B,D]."""
+        return times(self.keys[key], times(self.factors[factor], self.values[value])[..., None])
 
     def fitting(self, start: np.ndarray | None, scales: Mapping[int, float]) -> list[_Fit]:
         """What makes the output a scale times what the recurrence gives, [query, key, factor, value, B]. Of outputs of
@@ -425,6 +504,12 @@ class _Firsts:
         if start is None:
             fits += [replace(fit, is_delta=True) for fit in fits]
         return sorted(fits, key=lambda fit: fit.factor)
+
+
+def _key_heads(sizes: Sizes) -> list[int]:
+    """How many heads queries and keys may have. Channels share them."""
+    most = sizes.heads if sizes.value > 1 else 1
+    return [count for count in range(1, most + 1) if sizes.heads % count == 0]
 
 
 def scaled(outcome: Outcome, found: Found) -> np.ndarray:

@@ -97,7 +97,7 @@ def test_numbers_of_16_bits(isa: str, rule: str, dtype: Any, tokens: int) -> Non
 
 
 @thinned(
-    rule=("linear", "gated", "gated_delta", "general"),
+    rule=("linear", "gated", "gated_delta", "general", "dplr"),
     name=("query", "key", "value", "decay", "past_state"),
     number=(np.nan, np.inf, -np.inf),
 )

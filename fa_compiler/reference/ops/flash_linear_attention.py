@@ -4,6 +4,7 @@
     S  = S' + k v^T                            rules linear and gated
     S  = S' + k (beta (v - S'^T k))^T          rules delta and gated_delta
     S  = S' + k v^T + p (r^T S')               rule general
+    S  = S' + k v^T + p (r^T S)                rule dplr
     o  = scale S^T q
 
 g is decay, p low_rank_write and r low_rank_read. A scale of 0 is Dk^-0.5.
@@ -61,6 +62,7 @@ class _Rows:
     beta: Floats | None
     write: Floats | None
     read: Floats | None
+    reads_before_decay: bool
 
     @staticmethod
     def of(call: OpCall, size: int) -> _Rows:
@@ -81,11 +83,12 @@ class _Rows:
             None if beta is None else beta.astype(np.float64)[..., None],
             split("low_rank_write"),
             split("low_rank_read"),
+            call.attrs["update_rule"] == "dplr",
         )
 
     def step(self, state: Floats, b: int, t: int) -> Floats:
         """The states [heads,Dk,Dv] after token t of entry b."""
-        key, value = self.key[b, t], self.value[b, t]
+        key, value, before = self.key[b, t], self.value[b, t], state
         if self.decay is not None:
             state = state * np.exp(self.decay[b, t])[..., None]
         added = value
@@ -93,7 +96,8 @@ class _Rows:
             added = self.beta[b, t] * (value - np.einsum("hdv,hd->hv", state, key))
         after: Floats = state + key[..., None] * added[:, None]
         if self.write is not None and self.read is not None:
-            after += self.write[b, t][..., None] * np.einsum("hdv,hd->hv", state, self.read[b, t])[:, None]
+            source = before if self.reads_before_decay else state
+            after += self.write[b, t][..., None] * np.einsum("hdv,hd->hv", source, self.read[b, t])[:, None]
         return after
 
 

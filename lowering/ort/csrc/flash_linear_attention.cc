@@ -20,12 +20,14 @@ struct UpdateRule {
   const char* name;
   bool gated;
   linear::Correction correction;
+  bool reads_before_decay = false;
 };
 constexpr UpdateRule kUpdateRules[] = {{"linear", false, linear::Correction::none},
                                        {"gated", true, linear::Correction::none},
                                        {"delta", false, linear::Correction::delta},
                                        {"gated_delta", true, linear::Correction::delta},
-                                       {"general", false, linear::Correction::general}};
+                                       {"general", false, linear::Correction::general},
+                                       {"dplr", false, linear::Correction::general, true}};
 
 class Kernel final : public OpKernel {
  public:
@@ -66,7 +68,7 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
   const auto found = std::find_if(std::begin(kUpdateRules), std::end(kUpdateRules),
                                   [&](const UpdateRule& each) { return asked == each.name; });
   if (found == std::end(kUpdateRules)) {
-    fail(rule::update_rule, "update_rule is '" + asked + "', expected linear, gated, delta, gated_delta or general");
+    fail(rule::update_rule, "update_rule is '" + asked + "', expected linear, gated, delta, gated_delta, general or dplr");
   }
   rule_ = *found;
   if (query_heads_ < 1 || heads_ < 1 ||
@@ -133,6 +135,7 @@ linear::Problem Kernel::problem_of(const Inputs& inputs) const {
   const int64_t batch = query.dims[0], tokens = query.dims[1];
   linear::Problem p;
   p.correction = rule_.correction;
+  p.reads_before_decay = rule_.reads_before_decay;
   p.heads = heads_;
   p.query_heads = query_heads_;
   p.out_heads = std::max(query_heads_, heads_);

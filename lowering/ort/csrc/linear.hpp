@@ -7,6 +7,7 @@
 //     S  = S' + k v^T                              Correction::none
 //     S  = S' + k (beta (v - S'^T k))^T            Correction::delta
 //     S  = S' + k v^T + p (r^T S')                 Correction::general
+//     S  = S' + k v^T + p (r^T S)                  the same with reads_before_decay
 //     o  = scale S^T q
 //
 // g is one number for each head, one for each key dimension, or 0 without a gate. All of it is computed in float32,
@@ -58,6 +59,7 @@ struct Sequence {
 struct Problem {
   Gate gate = Gate::none;
   Correction correction = Correction::none;
+  bool reads_before_decay = false;  // r reads S instead of S', Correction::general
   int64_t heads = 0;
   int64_t query_heads = 0;
   int64_t key_heads = 0;

@@ -4,6 +4,7 @@
 //     S  = S' + k v^T                              Correction::none
 //     S  = S' + k (beta (v - S'^T k))^T            Correction::delta
 //     S  = S' + k v^T + p (r^T S')                 Correction::general
+//     S  = S' + k v^T + p (r^T S)                  the same with reads_before_decay
 //     o  = scale S^T q
 //
 // A state is rounded where it is written: at the end of a sequence. So is a result.
@@ -61,21 +62,29 @@ class Recurrence {
     return std::exp(number(p_.decay, t, head_, p_.gate == Gate::key ? i : 0));
   }
 
+  // What a token reads of column j of the state for its correction.
+  double read_back(int64_t t, int64_t j) {
+    double sum = 0;
+    for (int64_t i = 0; i < p_.key_size && p_.correction != Correction::none; ++i) {
+      sum += at(i, j) * (p_.correction == Correction::delta ? number(p_.key, t, key_head_, i) : number(p_.read, t, head_, i));
+    }
+    return sum;
+  }
+
   void change(int64_t t) {
+    std::vector<double> before(static_cast<size_t>(p_.reads_before_decay ? p_.value_size : 0));
+    for (size_t j = 0; j < before.size(); ++j) before[j] = read_back(t, static_cast<int64_t>(j));
     for (int64_t i = 0; i < p_.key_size && p_.gate != Gate::none; ++i) {
       const double factor = decay(t, i);
       for (int64_t j = 0; j < p_.value_size; ++j) at(i, j) *= factor;
     }
     for (int64_t j = 0; j < p_.value_size; ++j) {
-      double value = number(p_.value, t, head_, j), read_back = 0;
-      for (int64_t i = 0; i < p_.key_size && p_.correction != Correction::none; ++i) {
-        read_back += at(i, j) * (p_.correction == Correction::delta ? number(p_.key, t, key_head_, i)
-                                                                    : number(p_.read, t, head_, i));
-      }
-      if (p_.correction == Correction::delta) value = number(p_.beta, t, head_, 0) * (value - read_back);
+      const double held = p_.reads_before_decay ? before[static_cast<size_t>(j)] : read_back(t, j);
+      double value = number(p_.value, t, head_, j);
+      if (p_.correction == Correction::delta) value = number(p_.beta, t, head_, 0) * (value - held);
       for (int64_t i = 0; i < p_.key_size; ++i) {
         at(i, j) += number(p_.key, t, key_head_, i) * value;
-        if (p_.correction == Correction::general) at(i, j) += number(p_.write, t, head_, i) * read_back;
+        if (p_.correction == Correction::general) at(i, j) += number(p_.write, t, head_, i) * held;
       }
     }
   }

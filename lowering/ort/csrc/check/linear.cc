@@ -24,6 +24,7 @@ struct Form {
   float beta = -1;  // -1: random numbers from 0 to 1
   bool value_major = false, in_place = false, heads_first = false, past = true, present = true, out = true;
   bool one_entry = false;  // all sequences continue one state
+  bool reads_before_decay = false;  // with Correction::general
   int64_t specials = 0;    // NaN and infinities among the operands
   Type type = Type::float32, state_type = Type::float32;
   unsigned seed = 7;
@@ -42,7 +43,7 @@ std::string text_of(const Form& form) {
   text += std::string(", decays ") + decays[static_cast<int>(form.decays)] + ", beta " + std::to_string(form.beta);
   text += std::string(form.value_major ? ", value-major" : "") + (form.in_place ? ", in place" : "") +
           (form.heads_first ? ", heads first" : "") + (form.past ? "" : ", no past") + (form.present ? "" : ", no present") +
-          (form.out ? "" : ", no result") + (form.one_entry ? ", one entry" : "");
+          (form.out ? "" : ", no result") + (form.one_entry ? ", one entry" : "") + (form.reads_before_decay ? ", reads before the decay" : "");
   return text + ", " + std::to_string(form.specials) + " specials, seed " + std::to_string(form.seed);
 }
 
@@ -57,6 +58,7 @@ class Operands {
     }
     p_.gate = form.gate;
     p_.correction = form.correction;
+    p_.reads_before_decay = form.reads_before_decay;
     p_.heads = form.heads;
     p_.query_heads = form.query_heads;
     p_.key_heads = form.key_heads;
@@ -227,6 +229,7 @@ Form drawn_form(Random& random) {
   form.out = !form.present || random() % 8 != 0;
   form.in_place = form.past && form.present && random() % 2 == 0;
   form.one_entry = form.in_place && random() % 3 == 0;
+  form.reads_before_decay = form.correction == Correction::general && random() % 2 == 0;
   // A state that decays to 0 in float32, but not in double, gives NaN instead of infinity where it meets one.
   const bool vanishes = form.beta == 0 || form.decays == Decays::one || form.decays == Decays::eighty;
   if (!vanishes && random() % 2 == 0) form.specials = one_of(random, {1, 2, 5});
@@ -353,6 +356,7 @@ void check_linear(Report& report, Random* random) {
       check_attention(report, form);
       form.specials = 3;
       form.value_major = form.in_place = true;
+      form.reads_before_decay = correction == Correction::general;
       check_attention(report, form);
     }
   }

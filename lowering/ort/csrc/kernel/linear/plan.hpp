@@ -56,7 +56,7 @@ struct Scratch {
   float* queries;    // [group][kChunk][row]
   float* factors;    // e^g: [kChunk][row], or for Gate::head [kChunk]
   float* writes;     // [kChunk][row], for Correction::general
-  float* reads;      // [kChunk][row]: what the rows before the decay are multiplied by to read them after it
+  float* reads;      // [kChunk][row]: what the rows before the decay are multiplied by
   float* betas;      // [kChunk]
   float* values;     // [kChunk][kPanel], or [kLeastChunk][columns]
   float* results;    // [group][kChunk][kPanel], or [group][kLeastChunk][columns]
@@ -179,15 +179,16 @@ static void read_tokens(const Problem& p, const Shape& shape, int64_t head, int6
   for (int64_t n = 0; n < numbers; n += kLanes) store(s.factors + n, exp_any(load(s.factors + n)));
 }
 
-// Makes s.reads of the keys or of the rows that read the state, for the recurrence.
+// Makes s.reads of the keys or of the rows that read the state, for the recurrence: a row that reads the state after the
+// decay is decayed, and reads the state before it.
 static void decay_reads(const Problem& p, const Shape& shape, int64_t count, const Scratch& s) {
   for (int64_t t = 0; t < count && p.correction != Correction::none; ++t) {
     const float* from = (p.correction == Correction::delta ? s.keys : s.reads) + t * shape.row;
     float* to = s.reads + t * shape.row;
     for (int64_t d = 0; d < shape.row; d += kLanes) {
       Vec x = load(from + d);
-      if (p.gate == Gate::head) x *= s.factors[t];
-      if (p.gate == Gate::key) x *= load(s.factors + t * shape.row + d);
+      if (p.gate == Gate::head && !p.reads_before_decay) x *= s.factors[t];
+      if (p.gate == Gate::key && !p.reads_before_decay) x *= load(s.factors + t * shape.row + d);
       store(to + d, x);
     }
   }
