@@ -17,6 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 FLOAT = TensorProto.FLOAT
 FORMS = ("step", "scan", "loop", "unrolled", "chunks", "chunk scan")
 RULES = ("linear", "gated", "delta", "gated_delta")
+LOW_RANK = ("general", "dplr")
+"""Rules with a correction of rank one, in the forms of tokens."""
+TOKEN_FORMS = FORMS[:4]
 LAYOUTS = {"bhtd": (0, 1, 2, 3), "bthd": (0, 2, 1, 3), "tbhd": (1, 2, 0, 3)}
 """The layouts of inputs and output, with the permutation that makes the canonical one of them."""
 
@@ -39,6 +42,10 @@ class Change:
     bent: str = ""
     """An operator that the state goes through."""
     gate_factor: float = 1.0
+    correction: str = ""
+    """What a correction of rank one has otherwise: `turned` (write and read change places), `key` (write and key do),
+    `state` (it reads the state after the decay instead of that before, or the reverse), `written` (it reads the state
+    after the write), `decayed` (what is corrected decays, too), or `key on both` (write and read are the key)."""
     per_value: bool = False
     """Does each value dimension decay by a number of its own, that of a key dimension?"""
     turned: bool = False
@@ -105,11 +112,18 @@ class Recipe:
     """How the upper half of a chunk is left out: `where` or `trilu`."""
     open_batch: bool = False
     change: Change = field(default_factory=Change)
+    is_subtracted: bool = False
+    """Is a correction of rank one subtracted?"""
 
     @property
     def has_decay(self) -> bool:
         """Is there a gate?"""
-        return "gated" in self.rule
+        return "gated" in self.rule or self.is_low_rank
+
+    @property
+    def is_low_rank(self) -> bool:
+        """Is there a correction of rank one by operands of its own, p and r?"""
+        return self.rule in LOW_RANK
 
     @property
     def is_delta(self) -> bool:
@@ -174,7 +188,8 @@ class Nodes:
 
 
 Operands = Mapping[str, str]
-"""The values q, k, v, d (a decay as a power, or a number) and b (beta), by these names; absent ones are missing."""
+"""The values q, k, v, d (a decay as a power, or a number), b (beta), p and r (of a correction), by these names; absent
+ones are missing."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +210,11 @@ class TokenMaker:
         if self.recipe.is_delta:
             source = {"decayed": decayed, "old": state}[change.memory_state]
             written = self._corrected(written, self.read(given[change.memory_key], source), given["b"], change)
-        update = self.outer(given[change.write_key], written)
+        write_key = "p" if change.correction == "key" else change.write_key
+        update = self.outer(given[write_key], written)
         new = nodes.op(change.write_sign, decayed, update)
+        if self.recipe.is_low_rank:
+            new = self._with_correction(new, state, decayed, power, given)
         read = {"new": new, "decayed": decayed, "old": state}[change.read_state]
         if change.bonus:
             read = nodes.op("Add", read, update)
@@ -227,6 +245,17 @@ class TokenMaker:
             value = nodes.op("Mul", value, factor)
         corrected = nodes.op(change.memory_sign, value, memory)
         return nodes.op("Mul", corrected, factor) if change.beta in ("both", "squared") else corrected
+
+    def _with_correction(self, new: str, state: str, decayed: str, power: str | None, given: Operands) -> str:
+        """A state with a correction of rank one, after the write."""
+        nodes, change = self.nodes, self.recipe.change
+        before = (self.recipe.rule == "dplr") != (change.correction == "state")
+        source = new if change.correction == "written" else state if before else decayed
+        names = {"turned": "rp", "key": "kr", "key on both": "kk"}.get(change.correction, "pr")
+        update = self.outer(given[names[0]], self.read(given[names[1]], source))
+        if change.correction == "decayed" and power is not None:
+            update = nodes.op("Mul", update, power)
+        return nodes.op("Sub" if self.recipe.is_subtracted else "Add", new, update)
 
     def read(self, key: str, state: str) -> str:
         """The sum of the state over a key."""
@@ -306,6 +335,7 @@ class Model:
     def _shapes(self) -> dict[str, list[int | str]]:
         recipe = self.recipe
         names = ["q", "k", "v", *(["g"] if recipe.has_decay else []), *(["b"] if recipe.is_delta else [])]
+        names += ["p", "r"] if recipe.is_low_rank else []
         shapes = {name: self._shape_of(name) for name in names}
         return shapes | ({"s0": self._state_shape} if recipe.has_state else {})
 
@@ -639,7 +669,7 @@ def feeds(model: onnx.ModelProto, sizes: Mapping[str, int], seed: int = 0) -> di
     made: dict[str, np.ndarray] = {}
     for value in model.graph.input:
         shape = [dim.dim_value or sizes[dim.dim_param] for dim in value.type.tensor_type.shape.dim]
-        numbers = rng.standard_normal(shape) / 2
+        numbers = rng.standard_normal(shape) / (4 if value.name in ("p", "r") else 2)
         if value.name == "g":
             numbers = -rng.uniform(0, 0.5, shape)
         if value.name == "b":

@@ -141,7 +141,7 @@ class _Operators(DirectConversion):
     def _check_rule(self) -> None:
         """Decline a rule that LinearAttention lacks."""
         if self.call.rule in LOW_RANK:  # (8)
-            raise self.call.decline(f"{ATTENTION} has no rule for its correction of rank one", "--target ort has one")
+            raise self.call.decline(f"{ATTENTION} has no rule for its correction of rank one")
 
     def _has_one_key_head_for_each(self, q_heads: int) -> bool:
         """Whether key has as many heads as there are states."""

@@ -1,4 +1,4 @@
-"""The search for a correction of rank one, p (r^T S), at one random point: beside query, key, value and factor, two more
+"""The search for a correction of rank one, p (r^T S), at one random point: beside query, key and value, two more
 operands with the dimensions of a key are searched.
 
     correction :=
@@ -7,14 +7,13 @@ operands with the dimensions of a key are searched.
     read :=
       3     after the decay       r^T S', in the rule `general`
       4   | before the decay      r^T S, in the rule `dplr`: RWKV-7
-
     not found :=
       5     write and read are both multiples of the key, by a number for each head
 
-Case 4 is no case 3 with r e^-g: where a decay is 0, the former reads what the latter has lost. So the operator has a rule
-for each, and both are exact for every decay. Without a decay they are the same, and that is case 3. Case 5 is a delta rule
-whose beta was forgotten beside the value or beside the memory. It is left, and the report names it, because such a file may
-be wrong.
+Case 4 is no case 3 with r e^-g: where a decay is 0, the former reads what the latter has lost. So the operator has a
+rule for each. Both take r as it stands, and are exact for every decay. Without a decay they are the same, and that is
+case 3. Case 5 is a delta rule whose beta is missing beside the value or beside the memory. It is left, and the report
+names it, because such a file may be wrong.
 
 With the state before a token, its result is a sum of three: what the query reads of the decayed state, what it reads of
 the write, and what it reads of the correction. All writes and all corrections are computed, and each sum of two that is
@@ -60,8 +59,8 @@ class Fit:
 
 @dataclass(frozen=True)
 class Token:
-    """One token of a few heads: the output [B], and the keys and queries [l,B,D], values [n,B] and rows that read the state
-    [r,B,D], of which it may be made; and the state before its decay and after it, [B,D] each."""
+    """One token of a few heads: the output [B], and the keys and queries [l,B,D], values [n,B] and rows that read the
+    state [r,B,D], of which it may be made; and the state before its decay and after it, [B,D] each."""
 
     goal: np.ndarray
     keys: np.ndarray

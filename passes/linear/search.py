@@ -145,6 +145,8 @@ class Search:
     limit: int = 0
     left: list[tuple[Operand, Sizes]] = field(default_factory=list)
     """The outputs and sizes that were left at the limit."""
+    known: dict[tuple[Operand, Sizes], _Choices | None] = field(default_factory=dict)
+    """The choices of outputs and sizes."""
 
     def find(self, outputs: Iterable[ir.Value]) -> Iterator[tuple[Found, Sizes]]:
         """All that fits one of these outputs. Those whose heads are an axis come first: there is less to try. Heads of
@@ -291,7 +293,9 @@ class Search:
     def _of(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
         """What fits an output of these sizes."""
         self.work += EACH * len(self.values)
-        choices = self._choices(output, sizes)
+        if (output, sizes) not in self.known:
+            self.known[output, sizes] = self._choices(output, sizes)
+        choices = self.known[output, sizes]
         if choices is None:
             return
         firsts = choices.firsts
@@ -317,7 +321,7 @@ class Search:
 
     def _corrected(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
         """What fits an output of these sizes with a correction of rank one."""  # 7
-        choices = self._choices(output, sizes) if sizes.value > 1 and self.work < self.limit else None
+        choices = self.known.get((output, sizes)) if sizes.value > 1 and self.work < self.limit else None
         if choices is None:
             return
         own, starts = [*self._few_scales], self._starts(choices, sizes)
@@ -334,7 +338,7 @@ class Search:
                     yield whole
 
     def _starts(self, choices: _Choices, sizes: Sizes) -> list[tuple[State | None, np.ndarray, int]]:
-        """The states in front of a token that shows a correction, of a few heads, and the place of this token: the first
+        """The states of a few heads in front of a token that shows a correction, and the place of this token: the first
         states, and those that the first token writes where there is none."""
         found = [(state, _few(columns(first)), 0) for state, first in self._states(sizes) if first is not None]
         if sizes.tokens > 1:
@@ -422,7 +426,7 @@ class _Choices:
     factors: Sequence[tuple[Operand | None, np.ndarray]]
     decays: Sequence[tuple[Operand | None, np.ndarray | None]]
 
-    @property
+    @cached_property
     def firsts(self) -> _Firsts:
         """The first token of a few heads."""
         return self._at(0)

@@ -12,6 +12,8 @@ Grammar, read upwards from the node that is named; the code cites the numbers of
       4   | state' := Add(decayed(state), update)          an input and an output of the graph, as in the body of a Loop
                                                            or Scan and in a decoder of one token in each run; a product
                                                            reads state', or a sum of products with another tensor
+      8   | the same, where a product reads the state in front of the update, alone or with a part of the update that is
+          added: RWKV-6, whose bonus is another weight of the present token. The update is an outer product
     state :=
       5     product(key, value)                            summed over the tokens; also the running sum of the products
                                                            of single numbers, CumSum(Mul(key, value))
@@ -69,6 +71,10 @@ FEWEST = 16
 SUMMED = "attention without a softmax: queries are multiplied by sums of the products of keys and values"
 WEIGHTED = "attention without a softmax: the products of queries and keys are the weights of the values"
 UPDATED = "attention without a softmax: a state is updated for each token, and multiplied by queries"
+BEFORE = (
+    "attention without a softmax: queries are multiplied by a state before it is updated for their token, which no "
+    "operator computes, as in RWKV-6"
+)
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,8 @@ class LinearAttention:
 
     def decline(self) -> Decline:
         """Why it is left as it is."""
-        return Decline(Code.LINEAR, self.reason, self.node, "" if self.node.op_type in READY_MADE else None)
+        has_operator = self.node.op_type not in READY_MADE and self.reason != BEFORE
+        return Decline(Code.LINEAR, self.reason, self.node, None if has_operator else "")
 
 
 def linear_attentions(graph: ir.Graph, probabilities: Collection[ir.Value], facts: Facts) -> list[LinearAttention]:
@@ -175,8 +182,12 @@ class _Search:
             add = _source(output, ("Identity", "Cast")).producer()
             if rank < 3 or not is_op(add, "Add") or add.graph is not graph:
                 continue
-            if any(self._is_state(state, output, graph) for state in inputs_of(add)) and self._is_read(add.outputs[0]):
+            if not any(self._is_state(state, output, graph) for state in inputs_of(add)):
+                continue
+            if self._is_read(add.outputs[0]):
                 yield LinearAttention(add, UPDATED)
+            elif any(self._is_read_before(*pair) for pair in (inputs_of(add), inputs_of(add)[::-1])):
+                yield LinearAttention(add, BEFORE)
 
     def _is_state(self, value: ir.Value, output: ir.Value, graph: ir.Graph) -> bool:
         """Case 4: is a value made of an input of the graph that is as large as an output?"""
@@ -191,6 +202,36 @@ class _Search:
             return outputs_of(nodes_of_type(distinct_consumers(value), *LAYOUT_OPS, "Cast"))
 
         return any(map(self._multiplies, readers_of(reached([state], moved, LIMIT))))
+
+    def _is_read_before(self, state: ir.Value, update: ir.Value) -> bool:
+        """Case 8: does a product read what a state was before this update or an earlier one, or its sum with a part of
+        an update?"""
+        parts = set(_upward([update], (*LAYOUT_OPS, "Cast", "Mul")))
+        if not any(self._is_outer(value.producer()) for value in parts):
+            return False
+        chain = list(_upward([state], (*LAYOUT_OPS, "Cast", "Mul", "Add")))
+        shape, parts = self.viewer.info.shape(state), parts.union(chain)
+        for value in (each for each in chain if self.viewer.info.shape(each) == shape):
+            for node in nodes_of_type(distinct_consumers(value), "Add"):
+                others = (each for each in inputs_of(node) if each is not value)
+                has_part = not parts.isdisjoint(_upward([*others], (*LAYOUT_OPS, "Cast", "Mul")))
+                if has_part and node.outputs[0] not in parts and self._is_read(node.outputs[0]):
+                    return True
+            if self._is_read(value):
+                return True
+        return False
+
+    def _is_outer(self, node: ir.Node | None) -> bool:
+        """Is a node the product of a column and a row?"""
+        product = any_contraction(node, self.viewer.info)
+        if product is not None:
+            sizes = [self._size(product, label) for label in product.summed]
+            return not self._is_layer(product) and all(size is not None and size.const == 1 for size in sizes)
+        if not is_op(node, "Mul"):
+            return False
+        shapes = [self.viewer.info.shape(value) for value in (*node.inputs, *node.outputs)]
+        counts = [None if shape is None else sum(size.const != 1 for size in shape) for shape in shapes]
+        return None not in counts and all(count < counts[2] for count in counts[:2])  # type: ignore[operator]
 
     def _multiplies(self, node: ir.Node) -> bool:
         """Is a node a product of two tensors, or the first half of one, whose sum follows?"""

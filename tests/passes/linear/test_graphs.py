@@ -26,6 +26,7 @@ TOLERANCE = 2e-5
 FLOAT = onnx.TensorProto.FLOAT
 SHAPES: dict[str, list[str | int | None]] = {"state": [4, 4], "k": [4, 4], "q": [4, "n"]}
 GATED_DELTA, GATED = "rule: gated_delta, a decay for each", "rule: gated, a decay for each"
+DPLR = "rule: dplr, a decay for each key dimension"
 RULES = {
     "hand__loop_delta_matmul_vk_axis2_scatter": "rule: delta",
     "hand__loop_gated_delta_key_mulsum_vk_axis2_scatter": f"{GATED_DELTA} key dimension",
@@ -46,6 +47,11 @@ RULES = {
     "qwen3_next__rule_chunk16_dyn_dynamo": f"{GATED_DELTA} head",
     "mamba2__rule_chunk_dyn100_nostate_dynamo": f"{GATED} head",
     "mamba2__rule_chunk_dyn128_dynamo": f"{GATED} head",
+    "rwkv7__rule_step_torchscript": DPLR,
+    "rwkv7__rule_unrolled5_dynamo": DPLR,
+    "rwkv7__script": DPLR,
+    "rwkv7__layer_step_torchscript": DPLR,
+    "rwkv7__layer4_dynamo": DPLR,
 }
 LENGTHS = {
     "qwen3_next__rule_chunk16_dyn_dynamo": (33, 40, 48),

@@ -26,7 +26,7 @@ EPSILON = 2.0**-6
 ALL = ("half-attention", "unit-inputs", "slow-decay")
 SCAN, KEYS = "hand__scan_gated_delta_head_mulsum_axis2_s0False", "hand__scan_gated_delta_key_matmul_axis2"
 CHUNKS, GROUPS = "qwen3_next__rule_chunk16_dyn_dynamo", "mamba2__rule_chunk_dyn100_nostate_dynamo"
-STEP = "qwen3_next__rule_step_dynamo"
+STEP, RWKV_7 = "qwen3_next__rule_step_dynamo", "rwkv7__rule_unrolled5_dynamo"
 
 
 def made(model: onnx.ModelProto, target: Any, **options: Any) -> tuple[onnx.ModelProto, Block]:
@@ -130,6 +130,16 @@ DECLINED: dict[str, tuple[str, str, dict[str, Any], str, str, str]] = {
         "illegal_for_target",
         "may overflow",
         "--assume unit-inputs,slow-decay",
+    ),
+    "a correction of rank one": (RWKV_7, "contrib", {}, "runtime", "no rule for its correction", "--target ort"),
+    "a correction of rank one, in ONNX": (RWKV_7, "onnx", {"opset": 27}, "runtime", "no rule for", "--target ort"),
+    "a correction of rank one, on Ascend": (
+        RWKV_7,
+        "ascend",
+        {"assume": ALL},
+        "illegal_for_target",
+        "no operator for the rule dplr",
+        "--target",
     ),
     "some lengths": (CHUNKS, "ascend", {"assume": ALL}, "shape", "33 to 48", "--assume any-length"),
     "the product": (

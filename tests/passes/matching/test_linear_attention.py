@@ -103,8 +103,12 @@ def test_attention_without_a_softmax_is_named(name: str) -> None:
 
 STEP = "m = Mul(s0, g) u = MatMul(kc, vr) s1 = Add(m, u) "
 OTHER_KEY = (
-    "m = Mul({}, g) qs = Transpose<perm=[0,1,3,2]>(qr) e = Mul(m, qs) r = ReduceSum<keepdims=1>(e, i2) n = Sub(vr, r) "
+    "m = Mul(s0, g) qs = Transpose<perm=[0,1,3,2]>(qr) e = Mul(m, qs) r = ReduceSum<keepdims=1>(e, i2) n = Sub(vr, r) "
     "u = MatMul(kc, n) s1 = Add(m, u) y = MatMul(qr, s1)"
+)
+AFTER_WRITE = (
+    "m = Mul({}, g) u = MatMul(kc, vr) w = Add(m, u) qs = Transpose<perm=[0,1,3,2]>(qr) e = Mul(w, qs) "
+    "r = ReduceSum<keepdims=1>(e, i2) n = MatMul(kc, r) s1 = Add(w, n) y = MatMul(qr, s1)"
 )
 STEPS = {
     "a product": STEP + "y = MatMul(qr, s1)",
@@ -114,10 +118,15 @@ STEPS = {
     "the delta rule": "m = Mul(s0, g) e = Mul(m, kc) r = ReduceSum<keepdims=1>(e, i2) n = Sub(vr, r) u = MatMul(kc, n) "
     "s1 = Add(m, u) y = MatMul(qr, s1)",
     "a bent state": "b = Tanh(s0) m = Mul(b, g) u = MatMul(kc, vr) s1 = Add(m, u) y = MatMul(qr, s1)",
-    "the memory of another key": OTHER_KEY.format("s0"),
+    "the memory of another key": OTHER_KEY,
+    "a correction after the write": AFTER_WRITE.format("s0"),
+    "read before the write": STEP + "y = MatMul(qr, s0)",
+    "a bonus": STEP + "b = Mul(u, kc) t = Add(s0, b) y = MatMul(qr, t)",
+    "a bonus of the second token": "a = Mul(s0, g) u = MatMul(kc, vr) b = Add(a, u) m = Mul(b, g) u1 = Mul(kc, vr) "
+    "s1 = Add(m, u1) p = Mul(u1, kc) t = Add(b, p) y = MatMul(qr, t)",
 }
 STATES = "float[B,2,8,8] s0, float[B,2,1,1] g, float[B,2,8,1] kc, float[B,2,1,8] vr, float[B,2,1,8] qr"
-PROVEN_STEPS = ("a product", "a sum of products", "the delta rule", "a bent state")
+PROVEN_STEPS = ("a product", "a sum of products", "the delta rule", "a bent state", "the memory of another key")
 """Those that passes/linear proves and fuses."""
 
 
@@ -126,6 +135,9 @@ def test_a_state_that_is_updated(name: str) -> None:
     """One token of a decoder; its state is an input and an output."""
     (block,) = report(STEPS[name], STATES, ", float[B,2,8,8] s1").blocks
     assert (block.status, block.culprit) == ("linear_attention", "s1")
+    is_before = block.reason is not None and "RWKV-6" in block.reason
+    assert is_before == (name.startswith(("read", "a bonus")))
+    assert (block.hint is None) == is_before
 
 
 @pytest.mark.parametrize("name", PROVEN_STEPS)
@@ -194,7 +206,11 @@ NO_STATE = {
     "its squares": STEP + "p = Mul(s1, s1) y = ReduceSum<keepdims=1>(p, i2)",
     "of a layer": "m = Mul(s0, g) u = MatMul(kc, vr) s1 = Add(m, u) rw = Constant<value=float[8,2] "
     "{1,2,3,4,5,6,7,8,1,2,3,4,5,6,7,8}>() y = MatMul(s1, rw)",
-    "not decayed but bent": "b = Tanh(s0) " + OTHER_KEY.format("b"),
+    "not decayed but bent": "b = Tanh(s0) " + AFTER_WRITE.format("b"),
+    "read before an update that is no outer product": "m = Mul(s0, g) u = Mul(s0, s0) s1 = Add(m, u) "
+    "y = MatMul(qr, s0)",
+    "read before an update by weights": "m = Mul(s0, g) cw = Constant<value=float[1,2] {1,2}>() f = MatMul(kc, cw) "
+    "z = ReduceSum<keepdims=1>(f, i3) s1 = Add(m, z) y = MatMul(qr, s0)",
 }
 
 

@@ -21,7 +21,7 @@ from onnx.shape_inference import InferenceError
 
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.answer.options import Target
-from tests.linear_composer import FORMS, LAYOUTS, RULES, Change, Model, Recipe, feeds
+from tests.linear_composer import FORMS, LAYOUTS, LOW_RANK, RULES, TOKEN_FORMS, Change, Model, Recipe, feeds
 from tools.fuzz.difference import Array, run_original, session
 from tools.fuzz.kind import Finding, Kind, Outcome
 
@@ -37,6 +37,7 @@ CHANGES: Mapping[str, tuple[Any, ...]] = {
     "read_state": ("decayed", "old"),
     "decay": ("after", "twice", "none"),
     "bonus": (True,),
+    "correction": ("turned", "key", "state", "written", "decayed", "key on both"),
     "bent": ("Tanh", "Relu", "Neg", "Abs"),
     "gate_factor": (1.0009765625, 0.5, -1.0),
     "per_value": (True,),
@@ -97,7 +98,7 @@ def drawn(rng: random.Random) -> Recipe:
     heads = rng.choice([1, 2, 2, 3, 4])
     key = rng.choice([2, 3, 4, 8])
     value = rng.choice([key, 1, 2, 5, 8])
-    rule = rng.choice(RULES)
+    rule = rng.choice((*RULES, *LOW_RANK) if form in TOKEN_FORMS else RULES)
     recipe = Recipe(
         form,
         rule,
@@ -114,6 +115,7 @@ def drawn(rng: random.Random) -> Recipe:
         chunk=rng.choice([2, 4, 8]),
         mask=rng.choice(["where", "trilu"]),
         open_batch=rng.random() < 0.3,
+        is_subtracted=rng.random() < 0.5,
     )
     if form in ("scan", "loop") and rng.random() < 0.3:
         recipe = replace(recipe, tokens=rng.choice([2, 3, 7]))
