@@ -114,6 +114,8 @@ class Recipe:
     change: Change = field(default_factory=Change)
     is_subtracted: bool = False
     """Is a correction of rank one subtracted?"""
+    is_gated: bool = False
+    """Is r times p written, element by element, instead of p?"""
 
     @property
     def has_decay(self) -> bool:
@@ -252,7 +254,10 @@ class TokenMaker:
         before = (self.recipe.rule == "dplr") != (change.correction == "state")
         source = new if change.correction == "written" else state if before else decayed
         names = {"turned": "rp", "key": "kr", "key on both": "kk"}.get(change.correction, "pr")
-        update = self.outer(given[names[0]], self.read(given[names[1]], source))
+        write, read = (given[name] for name in names)
+        if self.recipe.is_gated:
+            write = nodes.op("Mul", read, write)
+        update = self.outer(write, self.read(read, source))
         if change.correction == "decayed" and power is not None:
             update = nodes.op("Mul", update, power)
         return nodes.op("Sub" if self.recipe.is_subtracted else "Add", new, update)

@@ -4,6 +4,8 @@ operands with the dimensions of a key are searched.
     correction :=
       1     write, read, +        S = S' + k v^T + p (r^T S')
       2   | write, read, -        the same with -p: GDN-2 writes k (v - S'^T r)^T, where p is -k
+    write :=
+      6     p | read * gate       the product, element by element, which code of RWKV-7 makes for each token anew
     read :=
       3     after the decay       r^T S', in the rule `general`
       4   | before the decay      r^T S, in the rule `dplr`: RWKV-7
@@ -28,18 +30,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa_compiler.passes.linear.candidates import Operand
-from fa_compiler.passes.linear.field import inverse, reduced, times
+from fa_compiler.passes.linear.field import inverse, matmul, reduced, times
 from fa_compiler.passes.linear.recurrence import columns, dot
 
 
 @dataclass(frozen=True)
 class Correction:
-    """A correction of rank one: what is written and what reads the state."""
+    """A correction of rank one: what is written and what reads the state. With a gate, their product is written."""
 
     write: Operand
+    gate: Operand | None
     read: Operand
     is_subtracted: bool
     reads_before_decay: bool
+
+    @property
+    def operands(self) -> tuple[Operand | None, ...]:
+        """All of them."""
+        return self.write, self.gate, self.read
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,7 @@ class Fit:
     ratio: int
     """The scale modulo the prime."""
     write: int
+    """Its place among the keys; behind them, the place of a gate among the reads."""
     read: int
     is_subtracted: bool
     reads_before_decay: bool
@@ -73,11 +82,13 @@ class Token:
         """The numbers that a search with so many scales computes."""
         count, reads = len(self.keys), len(self.reads)
         writes = count * len(self.values)
-        return count * (scales * writes + self.goal.size * (writes + 2 * count * reads))
+        return count * (scales * writes + self.goal.size * (writes + 2 * (count + reads) * reads))
 
     def _is_along_key(self, key: int, write: int, read: int) -> bool:
         """Are both the write and the read multiples of the key?"""
-        rows = (self.keys[write], self.reads[read])
+        own = len(self.keys)
+        written = self.keys[write] if write < own else times(self.reads[read], self.reads[write - own])
+        rows = (written, self.reads[read])
         return all((times(row, self.keys[key][:, :1]) == times(row[:, :1], self.keys[key])).all() for row in rows)  # 5
 
     def fitting(self, scales: Collection[int]) -> Iterator[Fit]:
@@ -89,7 +100,9 @@ class Token:
         for query, row in enumerate(self.keys):
             attended = dot(self.keys, row)
             writes = times(attended[:, None], self.values)  # [l,n,B]
-            corrections = times(attended[:, None], held[:, None])  # [after or before,l,r,B]
+            gated = matmul(np.moveaxis(self.reads, 0, 1), np.moveaxis(times(self.reads, row), 0, 2))  # 6: [B,r,r]
+            own = np.broadcast_to(attended[:, None], (len(attended), *self.reads.shape[:2]))
+            corrections = times(np.concatenate([own, np.moveaxis(gated, 0, 2)]), held[:, None])  # [.., l + r, r, B]
             rest = reduced(goals - dot(row, self.after))
             for scale, write, correction, is_subtracted in _sums(rest, writes, corrections):
                 key, value = map(int, np.unravel_index(write, writes.shape[:-1]))

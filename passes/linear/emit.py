@@ -92,6 +92,8 @@ class Emitter:
         """The operands of a correction of rank one, for each state."""
         heads = self.match.sizes.heads
         write, read = self._tokens(correction.write, heads), self._tokens(correction.read, heads)
+        if correction.gate is not None:
+            write = self.builder.op("Mul", [write, self._tokens(correction.gate, heads)], self._dtype)
         if correction.is_subtracted:
             write = self.builder.op("Neg", [write], self._dtype)
         return {"low_rank_write": write, "low_rank_read": read}

@@ -40,6 +40,9 @@ MOST_ELEMENTS = 1 << 22
 """Where the number of tokens is open, no length is looked at for which a tensor has more elements."""
 MOST_SEARCHES = 5
 """So many first lengths are searched. Files that are right for long sequences only fail at the short ones."""
+CORRECTED_SEARCHES = 2
+"""At so many first lengths a correction of rank one is searched, too. Loops are right at every length, but two sizes
+may be the same at one."""
 GROWTH = 8
 """Lengths beyond the first one may make tensors so many times as large as there."""
 AHEAD = 16
@@ -141,7 +144,7 @@ class Prover:
                 if len(looked_at) == MOST_SEARCHES:
                     return None
                 looked_at.add(shapes)
-                match = self._at(point)
+                match = self._at(point, len(looked_at) <= CORRECTED_SEARCHES)
             except TooLongError:
                 return None
             except FailedError:
@@ -198,12 +201,12 @@ class Prover:
     def _downstream(self) -> list[ir.Value]:
         return downstream(self.region)
 
-    def _at(self, point: Evaluation) -> LinearMatch | None:
-        """What is found at one point."""
+    def _at(self, point: Evaluation, may_be_corrected: bool) -> LinearMatch | None:
+        """What is found at one point; with a correction of rank one only if it may have one."""
         values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
         values |= dict.fromkeys(self.powers.tables, 1)
         results = [value for value in self._downstream if _is_tensor(value, point)]
-        search = Search(point, values, self.work[0])
+        search = Search(point, values, self.work[0], may_be_corrected=may_be_corrected)
         for found, sizes in search.find(results):
             outcome = _outcome(found, point, sizes)
             if outcome is None:
@@ -223,7 +226,7 @@ class Prover:
         outputs: tuple[Operand, ...],
         states: tuple[State, ...],
     ) -> LinearMatch:
-        correction = () if found.correction is None else (found.correction.write, found.correction.read)
+        correction = () if found.correction is None else found.correction.operands
         single = (found.query, found.key, found.value, found.state, found.decay, found.factor)
         operands = (*single, *correction, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}

@@ -104,8 +104,10 @@ def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
 def _with_correction(tokens: Tokens, correction: Correction, point: Evaluation, sizes: Sizes) -> Tokens | None:
     """The numbers with those of a correction; None where an operand of it does not fit the sizes."""
     write, held = (_repeated(read(each, point, sizes), sizes) for each in (correction.write, correction.read))
-    if write is None or held is None:
+    gate = None if correction.gate is None else _repeated(read(correction.gate, point, sizes), sizes)
+    if write is None or held is None or (correction.gate is not None and gate is None):
         return None
+    write = write if gate is None else times(write, gate)
     signed = reduced(-write) if correction.is_subtracted else write
     return replace(tokens, write=signed, read=held, reads_before_decay=correction.reads_before_decay)
 
@@ -142,6 +144,8 @@ class Search:
     point: Evaluation
     values: Mapping[ir.Value, int]
     work: int = 0
+    may_be_corrected: bool = True
+    """Is a correction of rank one searched?"""
     limit: int = 0
     left: list[tuple[Operand, Sizes]] = field(default_factory=list)
     """The outputs and sizes that were left at the limit."""
@@ -170,7 +174,7 @@ class Search:
                 yield from ((found, sizes) for found in self._of(hypothesis, sizes))
             pending = self.left
         last = self.work + MOST_CORRECTED
-        for hypothesis, sizes in trials:
+        for hypothesis, sizes in trials if self.may_be_corrected else ():
             self.limit = min(last, self.work + CORRECTED_SHARE)
             yield from ((found, sizes) for found in self._corrected(hypothesis, sizes))
 
@@ -332,7 +336,7 @@ class Search:
             if self.work > self.limit:
                 return
             for fit in token.fitting(own):
-                found = choices.with_correction(fit, reads[fit.read][0], self.scales[fit.ratio], output)
+                found = choices.with_correction(fit, [operand for operand, _ in reads], self.scales, output)
                 whole = replace(found, state=state, decay=decay)
                 if self._checked(whole, choices.goal, sizes):
                     yield whole
@@ -450,12 +454,15 @@ class _Choices:
         rows = np.stack([_few(array[:, place]) for array in reads])
         return Token(first.goal, first.keys, first.values, rows, before, after)
 
-    def with_correction(self, fit: Fit, held: Operand, scale: float, output: Operand) -> Found:
-        """The operands of what fits a token with a correction that `held` reads."""
-        query, key, write = (self.keys[place][0] for place in (fit.query, fit.key, fit.write))
-        correction = Correction(write, held, fit.is_subtracted, fit.reads_before_decay)
-        value = self.values[fit.value][0]
-        return Found(query, key, value, None, None, None, False, scale, fit.ratio, output, correction)
+    def with_correction(
+        self, fit: Fit, reads: Sequence[Operand], scales: Mapping[int, float], output: Operand
+    ) -> Found:
+        """The operands of what fits a token with a correction that one of `reads` reads."""
+        query, key, value = self.keys[fit.query][0], self.keys[fit.key][0], self.values[fit.value][0]
+        held, own = reads[fit.read], len(self.keys)
+        write, gate = (self.keys[fit.write][0], None) if fit.write < own else (held, reads[fit.write - own])
+        correction = Correction(write, gate, held, fit.is_subtracted, fit.reads_before_decay)
+        return Found(query, key, value, None, None, None, False, scales[fit.ratio], fit.ratio, output, correction)
 
     def found(self, fits: Sequence[_Fit], scales: Mapping[int, float], output: Operand) -> Iterator[Found]:
         """The operands of what fits the first token."""

@@ -50,6 +50,8 @@ RULES = {
     "rwkv7__rule_step_torchscript": DPLR,
     "rwkv7__rule_unrolled5_dynamo": DPLR,
     "rwkv7__script": DPLR,
+    "rwkv7__reference_step_dynamo": DPLR,
+    "rwkv7__reference_seq4_torchscript": DPLR,
     "rwkv7__layer_step_torchscript": DPLR,
     "rwkv7__layer4_dynamo": DPLR,
 }

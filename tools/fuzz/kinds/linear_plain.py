@@ -116,6 +116,7 @@ def drawn(rng: random.Random) -> Recipe:
         mask=rng.choice(["where", "trilu"]),
         open_batch=rng.random() < 0.3,
         is_subtracted=rng.random() < 0.5,
+        is_gated=rng.random() < 0.3,
     )
     if form in ("scan", "loop") and rng.random() < 0.3:
         recipe = replace(recipe, tokens=rng.choice([2, 3, 7]))
