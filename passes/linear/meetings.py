@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -176,19 +176,25 @@ class Meetings:
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
 
+    def _met(self) -> list[_Met]:
+        """The rows of each node."""
+        nodes = dict.fromkeys(node for point in self.points for node in point)
+        return [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
+
     def numbers(self, names: Collection[str] = ()) -> Numbers:
         """The numbers that meet a size which varies: one of these names, where some are given. A batch does not meet
         the number of iterations of a Loop over the tokens."""
-        nodes = dict.fromkeys(node for point in self.points for node in point)
-        met = [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
+        met = self._met()
         counts_floats = any(each.is_rough for each in met)
         found = Numbers(has_squares=any(each.is_square for each in met))
         found.is_unclear = any(each.is_crowded(counts_floats) for each in met)
         found.is_unclear |= counts_floats and any(each.is_bent for each in met)
         for each in met:
-            for number in each.numbers(counts_floats) if not (names and is_op(each.node, "Loop")) else ():
-                found.add(each.node.op_type, number)
             found.tables.update(each.tables())
+            if names and is_op(each.node, "Loop"):
+                continue
+            for number in each.numbers(counts_floats):
+                found.add(each.node.op_type, number)
         for size in self.sizes:
             _enter(size, found, names)
         return found
@@ -273,20 +279,18 @@ class _Met:
     def numbers(self, counts_floats: bool) -> Iterator[float]:
         """The numbers that what varies meets."""
         node = self.node
-        if is_op(node, "Loop"):
-            yield from self.constant(0)  # 7
-        elif is_op(node, "Slice"):
-            yield from self._of_slice()  # 2
-        elif is_op(node, *GATHERS):
-            yield from self._of_gather()  # 3
-        elif is_op(node, "Trilu", "EyeLike"):
-            yield from self._diagonal() if self._axis_varies(-1) or self._axis_varies(-2) else ()  # 4
-        elif is_op(node, "Pad"):
-            yield from self._of_pad()  # 5
-        elif is_op(node, "Concat"):
-            yield from self._of_concat()  # 5
+        own = _OWN_NUMBERS.get(node.op_type)
+        if own is not None:
+            yield from own(self)
         elif (is_op(node, "Range", "OneHot") or self._is_exact(counts_floats)) and self._any_varies:
             yield from (number for index in range(self.width) for number in self.constant(index))  # 1 and 6
+
+    def _of_loop(self) -> Iterator[float]:
+        yield from self.constant(0)  # 7
+
+    def _of_triangle(self) -> Iterator[float]:
+        if self._axis_varies(-1) or self._axis_varies(-2):  # 4
+            yield from self._diagonal()
 
     def is_crowded(self, counts_floats: bool) -> bool:
         """Does what varies meet a table of too many numbers, element by element?"""
@@ -320,7 +324,7 @@ class _Met:
         shapes = [note.shape for note in self.notes(index) if note is not None]
         return {shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)}
 
-    def _of_slice(self) -> Iterator[float]:
+    def _of_slice(self) -> Iterator[float]:  # 2
         for place, axis in enumerate(self._sliced_axes()):
             for bounds in self._bounds(place):
                 if self._axis_varies(axis) and len(bounds) == 1:
@@ -352,7 +356,7 @@ class _Met:
         notes = (self.notes(1), self.notes(2))
         return [[note.numbers for note in each if note is not None and note.numbers] for each in notes]
 
-    def _of_gather(self) -> Iterator[float]:
+    def _of_gather(self) -> Iterator[float]:  # 3
         table, indices = self._told(0), self._told(1)
         if table is None or indices is None:
             return
@@ -363,13 +367,13 @@ class _Met:
             elif self.varies(1):
                 yield from self._sizes(axis)
 
-    def _of_concat(self) -> Iterator[float]:
+    def _of_concat(self) -> Iterator[float]:  # 5
         axis = int_attr(self.node, "axis", 0)
         sizes = [self._sizes(axis, index) for index in range(self.width)]
         if any(len(found) > 1 for found in sizes):
             yield from (size for found in sizes if len(found) == 1 for size in found)
 
-    def _of_pad(self) -> Iterator[float]:
+    def _of_pad(self) -> Iterator[float]:  # 5
         listed_pads = self.node.attributes.get("pads")
         pads = self.constant(1) if listed_pads is None else tuple(listed_pads.as_ints())
         rank = len(pads) // 2
@@ -377,3 +381,15 @@ class _Met:
         for place, axis in enumerate(listed):
             if place < rank and self._axis_varies(int(axis)):
                 yield from (pads[place], pads[place + rank])
+
+
+_OWN_NUMBERS: Mapping[str, Callable[[_Met], Iterator[float]]] = {
+    "Loop": _Met._of_loop,
+    "Slice": _Met._of_slice,
+    "Trilu": _Met._of_triangle,
+    "EyeLike": _Met._of_triangle,
+    "Pad": _Met._of_pad,
+    "Concat": _Met._of_concat,
+    **dict.fromkeys(GATHERS, _Met._of_gather),
+}
+"""Operators whose operands mean different things."""
