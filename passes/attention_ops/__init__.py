@@ -21,6 +21,7 @@ from fa_compiler.passes.attention_ops.gated_delta_net import convert_gated_delta
 from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
 from fa_compiler.passes.attention_ops.packed import convert_packed
+from fa_compiler.passes.attention_ops.paged import convert_paged
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import operand_at
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -59,6 +60,7 @@ Replacing = Callable[[ir.Node, Facts, Builder], Direct]
 DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "PackedAttention"): ("forward", convert_packed),
     ("com.microsoft", "PackedMultiHeadAttention"): ("forward", convert_packed),
+    ("com.microsoft", "PagedAttention"): ("forward", convert_paged),
     ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
     (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
     (DOMAIN, "ShortConvolution"): ("convolution", _already),
@@ -70,7 +72,6 @@ SELECTED = "its keys are selected by an operator in front of it, and its cache i
 REASONS = {
     "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",
     "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
-    "PagedAttention": "its keys lie in the pages of a cache, which is written in place",
     "DynamicSparseAttention": SELECTED,
     "SparsePagedAttention": SELECTED,
     "SparseAttention": "its keys are chosen by blocks, and its cache is written in place",

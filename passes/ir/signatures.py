@@ -101,6 +101,13 @@ _CONTRIB = {
         "output",
         "mask_filter_value num_heads scale",
     ),
+    "PagedAttention": Signature.of(
+        "query key value key_cache value_cache cumulative_sequence_length past_seqlens block_table cos_cache sin_cache "
+        "slot_mapping head_sink q_norm_weight k_norm_weight k_scale v_scale attention_metadata",
+        "output key_cache_out value_cache_out",
+        "do_rotary is_causal k_cache_dtype k_quant_type kv_cache_layout kv_num_heads local_window_size num_heads "
+        "qk_norm_epsilon rotary_interleaved rotary_offset scale softcap v_cache_dtype v_head_size v_quant_type",
+    ),
     "QAttention": Signature.of(
         "input weight bias input_scale weight_scale mask_index input_zero_point weight_zero_point past",
         "output present",

@@ -1,0 +1,131 @@
+"""Packed sequences whose keys lie in the pages of a cache: where each token and each key is, in plain operators.
+
+A block table [B, blocks of a sequence] names the block of each position: position p of sequence b is in block
+table[b, p // size], at p % size. A number below 0 stands for no page. A run that reads or writes there ends in an error
+of GatherND, Gather or ScatterND, because the number becomes one that no cache has.
+
+What is computed has one number for each token or key, and none for each pair of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.emit.build import INT64, Builder
+
+INT32 = ir.DataType.INT32
+ADDING_SINCE = 16
+"""The first opset whose ScatterElements adds, by which the rows of each sequence are counted."""
+LARGEST = int(np.iinfo(np.int64).max)
+NO_PAGE = int(np.iinfo(np.int32).max)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that belong to the sequences, end to end: tokens or keys. All are int64.
+
+    `ends` [B] says where the rows of each sequence end, and `count` [1] how many there are. `owner` [count] is the
+    sequence of each row, and `positions` [count] its position in that sequence.
+    """
+
+    ends: ir.Value
+    count: ir.Value
+    owner: ir.Value
+    positions: ir.Value
+
+    @staticmethod
+    def of(builder: Builder, ends: ir.Value, begins: ir.Value, first: ir.Value) -> Rows:
+        """The rows of sequences that begin at the rows `begins` with the positions `first`, int64 [B]."""
+        bounds = [builder.ints([number]) for number in (-1, LARGEST, 0)]
+        count = builder.op("Slice", [ends, *bounds], INT64)
+        places = builder.op("Add", [count, builder.ints([1])], INT64)
+        zeros = builder.op("Expand", [builder.ints([0]), places], INT64)
+        ones = builder.op("Expand", [builder.ints([1]), builder.op("Shape", [ends], INT64)], INT64)
+        marks = builder.op("ScatterElements", [zeros, ends, ones], INT64, {"axis": 0, "reduction": "add"})
+        counted = builder.op("CumSum", [marks, builder.constant(np.array(0, np.int64), "number")], INT64)
+        owner = builder.op("Slice", [counted, builder.ints([0]), count, builder.ints([0])], INT64)
+        shift = builder.op("Sub", [first, begins], INT64)
+        own = builder.op("Gather", [shift, owner], INT64, {"axis": 0})
+        return Rows(ends, count, owner, builder.op("Add", [builder.range(count), own], INT64))
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """The sequences of a run: where the tokens of each begin and end, and how many keys it has before, int64 [B]."""
+
+    builder: Builder
+    begins: ir.Value
+    ends: ir.Value
+    past: ir.Value
+
+    @staticmethod
+    def of(builder: Builder, limits: ir.Value, past: ir.Value) -> Sequences:
+        """Those of cumulative_sequence_length [B + 1] and past_seqlens [B]."""
+        wide, bounds = builder.cast(limits, INT64), builder.ints
+        begins = builder.op("Slice", [wide, bounds([0]), bounds([-1]), bounds([0])], INT64)
+        ends = builder.op("Slice", [wide, bounds([1]), bounds([LARGEST]), bounds([0])], INT64)
+        return Sequences(builder, begins, ends, builder.cast(past, INT64))
+
+    def tokens(self) -> Rows:
+        """The new tokens."""
+        return Rows.of(self.builder, self.ends, self.begins, self.past)
+
+    def keys(self, window: int) -> Rows:
+        """The keys that some token attends, which sees `window` of them at most; all where that is below 0. A sequence
+        without tokens has none."""
+        builder, zero = self.builder, self.builder.ints([0])
+        new = builder.op("Sub", [self.ends, self.begins], INT64)
+        first = builder.op("Mul", [self.past, zero], INT64)
+        if window > 0:
+            earliest = builder.op("Add", [self.past, builder.ints([1 - window])], INT64)
+            first = builder.op("Max", [earliest, zero], INT64)
+        seen = builder.op("Sub", [builder.op("Add", [self.past, new], INT64), first], INT64)
+        is_there = builder.op("Greater", [new, zero], ir.DataType.BOOL)
+        lengths = builder.op("Where", [is_there, seen, zero], INT64)
+        axis = builder.constant(np.array(0, np.int64), "number")
+        ends = builder.op("CumSum", [lengths, axis], INT64)
+        begins = builder.op("Sub", [ends, lengths], INT64)
+        return Rows.of(builder, ends, begins, first)
+
+
+@dataclass(frozen=True)
+class Pages:
+    """A block table without numbers below 0, int32 [B, blocks of a sequence], and the size of a block, int64 [1]."""
+
+    builder: Builder
+    table: ir.Value
+    block_size: ir.Value
+
+    @staticmethod
+    def of(builder: Builder, table: ir.Value, cache: ir.Value) -> Pages:
+        """Those of a block table, int32, and a cache [blocks, tokens, heads, size]."""
+        zero, absent = (builder.constant(np.array(number, np.int32), "number") for number in (0, NO_PAGE))
+        is_absent = builder.op("Less", [table, zero], ir.DataType.BOOL)
+        safe = builder.op("Where", [is_absent, absent, table], INT32)
+        return Pages(builder, safe, builder.dimension(cache, 1))
+
+    def slots(self, rows: Rows) -> ir.Value:
+        """The number of each row's place among those of all blocks, int64 [count]."""
+        builder = self.builder
+        number = builder.op("Div", [rows.positions, self.block_size], INT64)
+        pair = builder.joined([builder.units("Unsqueeze", part, (1,)) for part in (rows.owner, number)], INT64, 1)
+        block = builder.cast(builder.op("GatherND", [self.table, pair], INT32), INT64)
+        place = builder.op("Sub", [rows.positions, builder.op("Mul", [number, self.block_size], INT64)], INT64)
+        return builder.op("Add", [builder.op("Mul", [block, self.block_size], INT64), place], INT64)
+
+    def write(self, cache: ir.Value, rows: ir.Value, slots: ir.Value) -> ir.Value:
+        """The cache with rows [count, heads, size] in these places, int64 [count]."""
+        builder = self.builder
+        block = builder.op("Div", [slots, self.block_size], INT64)
+        place = builder.op("Sub", [slots, builder.op("Mul", [block, self.block_size], INT64)], INT64)
+        pair = builder.joined([builder.units("Unsqueeze", part, (1,)) for part in (block, place)], INT64, 1)
+        return builder.op("ScatterND", [cache, pair, rows], builder.info.dtype(cache))
+
+    def read(self, cache: ir.Value, slots: ir.Value, heads: int, size: int) -> ir.Value:
+        """The rows [count, heads, size] of a cache in these places, int64 [count]."""
+        dtype = self.builder.info.dtype(cache)
+        flat = self.builder.op("Reshape", [cache, self.builder.ints([-1, heads, size])], dtype)
+        return self.builder.op("Gather", [flat, slots], dtype, {"axis": 0})
