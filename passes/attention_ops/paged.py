@@ -21,7 +21,8 @@
 
 They become FlashAttentionScore with the layout TND, on the target ort: ONNX Runtime has no CPU kernel for them. A
 ScatterND writes the pages; it copies a cache only if input and output are bound to different memory. Then a Gather
-reads the keys that some row attends, without those before the window (pages.py).
+reads the keys that some row attends, without those before the window (pages.py). Sequences of one token are left to
+IncreFlashAttention where it takes them (single_tokens.py): it reads the pages where they lie.
 
 attention_metadata is a hint to the runtime and changes no result. A run in which a key that a row attends lies in no
 page ends in an error.
@@ -40,9 +41,11 @@ import onnx_ir as ir
 from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.passes.answer.decline import first_reason
+from fa_compiler.passes.attention_ops import single_tokens
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion
 from fa_compiler.passes.attention_ops.pages import ADDING_SINCE, Pages, Rows, Sequences
+from fa_compiler.passes.attention_ops.single_tokens import SingleTokens, takes_pages
 from fa_compiler.passes.emit.build import INT64, Builder
 from fa_compiler.passes.ir.nodes import FLOATS, input_of, int_attr, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -85,7 +88,8 @@ class _Conversion(DirectConversion):
         tokens = sequences.tokens()
         query, rows[0] = (self._placed(part, place, tokens, sizes) for place, part in enumerate((query, rows[0])))
         caches = self._written(rows, pages, tokens)
-        keys = sequences.keys(self._window)  # (5)
+        single = self._single_tokens(sequences, pages, sizes)
+        keys = sequences.keys(self._window, 1 if single is None else 2)  # (5)
         slots = pages.slots(keys)
         read = [
             self._plain(pages.read(cache, slots, sizes.kv_heads, sizes.size), place, sizes)
@@ -94,6 +98,11 @@ class _Conversion(DirectConversion):
         if self._is_latent:
             read.append(self._leading(read[0], sizes))  # (8)
         made = self._attention(query, (read[0], read[1]), (tokens.ends, keys.ends), sizes)
+        out = made.outputs[-1]
+        if single is not None:
+            out = self._with_single(out, single, query, caches, sizes)
+        shape = self.builder.ints([0, sizes.heads * sizes.width])
+        self.put(self.node.outputs[0], self.builder.op("Reshape", [out, shape], self._dtype(query)))
         for place, cache in enumerate(caches, 1):
             self.put(self.node.outputs[place], cache)
         return Direct(made, "TND", (sizes.heads, sizes.kv_heads), mask=self._mask_label)
@@ -313,14 +322,12 @@ class _Conversion(DirectConversion):
     def _attention(
         self, query: ir.Value, read: tuple[ir.Value, ir.Value], ends: tuple[ir.Value, ir.Value], sizes: _Sizes
     ) -> ir.Node:
-        """The FlashAttentionScore, whose result takes the place of the first output."""
-        given, sink = self.node.attributes.get("scale"), input_of(self.node, SINK)
-        scale = sizes.size**-0.5 if given is None else given.as_float()
+        """The FlashAttentionScore, whose result is the last of its outputs."""
+        sink = input_of(self.node, SINK)
         attrs: Attributes = {
             "head_num": sizes.heads,
             "input_layout": "TND",
-            "scale_value": float(np.float32(scale)),
-            "cpu_softcap": float(np.float32(OpConverter.of(self.node, self.facts, self.builder).softcap())),
+            **self._scaling(sizes),
         }
         mask: ir.Value | None = None
         if self._window > 0:  # (6)
@@ -341,12 +348,49 @@ class _Conversion(DirectConversion):
         }
         made = self.registered(OP, inputs, attrs, used=("attention_out",))
         self.builder.graph.append(made)
-        out, dtype = made.outputs[-1], self._dtype(query)
+        self._set_type(made.outputs[-1], query)
+        return made
+
+    def _scaling(self, sizes: _Sizes) -> Attributes:
+        """The attributes for the scale and the soft cap."""
+        given = self.node.attributes.get("scale")
+        scale = sizes.size**-0.5 if given is None else given.as_float()
+        cap = OpConverter.of(self.node, self.facts, self.builder).softcap()
+        return {"scale_value": float(np.float32(scale)), "cpu_softcap": float(np.float32(cap))}
+
+    def _single_tokens(self, sequences: Sequences, pages: Pages, sizes: _Sizes) -> SingleTokens | None:
+        """The sequences of one token; None where IncreFlashAttention does not take them."""
+        cache = self._required(KEY_CACHE, "key_cache")
+        shape, has_sink = self.facts.info.shape(cache), input_of(self.node, SINK) is not None
+        fits = shape is not None and takes_pages(sizes.heads, sizes.kv_heads, sizes.size, shape[1].const)
+        if not fits or has_sink or self._window > 0 or self._is_latent or self._dtype(cache) == INT8:
+            return None
+        return SingleTokens.of(sequences, pages)
+
+    def _with_single(
+        self, out: ir.Value, single: SingleTokens, query: ir.Value, caches: list[ir.Value], sizes: _Sizes
+    ) -> ir.Value:
+        """The result of FlashAttentionScore with the rows of the sequences of one token."""
+        shape = self.facts.info.shape(self._required(KEY_CACHE, "key_cache"))
+        assert shape is not None and shape[1].const is not None
+        attrs: Attributes = {
+            "num_heads": sizes.heads,
+            "num_key_value_heads": sizes.kv_heads,
+            "input_layout": "BSND",
+            "block_size": shape[1].const,
+            **self._scaling(sizes),
+        }
+        made = self.registered(single_tokens.OP, single.inputs(query, caches), attrs)
+        self.builder.graph.append(made)
+        rows = made.outputs[0]
+        self._set_type(rows, query)
+        assert rows.dtype is not None
+        return single.joined(out, rows, rows.dtype)
+
+    def _set_type(self, out: ir.Value, query: ir.Value) -> None:
+        dtype = self._dtype(query)
         assert dtype is not None
         out.dtype = dtype
-        shape = self.builder.ints([0, sizes.heads * sizes.width])
-        self.put(self.node.outputs[0], self.builder.op("Reshape", [out, shape], dtype))
-        return made
 
     def _required(self, index: int, name: str) -> ir.Value:
         value = input_of(self.node, index)

@@ -69,13 +69,19 @@ class Sequences:
         ends = builder.op("Slice", [wide, bounds([1]), bounds([LARGEST]), bounds([0])], INT64)
         return Sequences(builder, begins, ends, builder.cast(past, INT64))
 
+    @property
+    def is_single(self) -> ir.Value:
+        """Which sequences have one token, booleans [B]."""
+        new = self.builder.op("Sub", [self.ends, self.begins], INT64)
+        return self.builder.op("Equal", [new, self.builder.ints([1])], ir.DataType.BOOL)
+
     def tokens(self) -> Rows:
         """The new tokens."""
         return Rows.of(self.builder, self.ends, self.begins, self.past)
 
-    def keys(self, window: int) -> Rows:
+    def keys(self, window: int, least: int) -> Rows:
         """The keys that some token attends, which sees `window` of them at most; all where that is below 0. A sequence
-        without tokens has none."""
+        of fewer than `least` tokens has none."""
         builder, zero = self.builder, self.builder.ints([0])
         new = builder.op("Sub", [self.ends, self.begins], INT64)
         first = builder.op("Mul", [self.past, zero], INT64)
@@ -83,7 +89,7 @@ class Sequences:
             earliest = builder.op("Add", [self.past, builder.ints([1 - window])], INT64)
             first = builder.op("Max", [earliest, zero], INT64)
         seen = builder.op("Sub", [builder.op("Add", [self.past, new], INT64), first], INT64)
-        is_there = builder.op("Greater", [new, zero], ir.DataType.BOOL)
+        is_there = builder.op("GreaterOrEqual", [new, builder.ints([least])], ir.DataType.BOOL)
         lengths = builder.op("Where", [is_there, seen, zero], INT64)
         axis = builder.constant(np.array(0, np.int64), "number")
         ends = builder.op("CumSum", [lengths, axis], INT64)

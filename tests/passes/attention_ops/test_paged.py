@@ -377,6 +377,24 @@ def test_the_caches_are_written_in_place() -> None:
         assert_same(got, wanted.astype(np.float32), TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize(
+    ("case", "is_read"),
+    [
+        (Case(new=(1, 1, 1), past=(0, 15, 40), attrs={"softcap": 0.7}), True),
+        (Case(new=(1, 0, 5), past=(7, 3, 20), dtype="float32", rotary=16), True),
+        (Case(new=(1, 1), past=(3, 30), block=8), False),
+        (Case(new=(1, 1), past=(3, 30), sink=True), False),
+        (Case(new=(1, 1), past=(3, 30), int8="PER_TENSOR"), False),
+        (Case(new=(1, 1), past=(3, 30), kv_heads=1, attrs={"kv_cache_layout": "LATENT"}), False),
+    ],
+    ids=str,
+)
+def test_a_single_token_reads_the_pages_where_they_lie(case: Case, is_read: bool) -> None:
+    result, _ = fused(case.model(case.feeds()))
+    assert ("IncreFlashAttention" in [node.op_type for node in result.graph.node]) == is_read
+    check(case, levels=LEVELS[:1])
+
+
 def test_layers_share_the_places() -> None:
     case = Case(dtype="float32")
     feeds = case.feeds()
