@@ -54,6 +54,7 @@ from fa_compiler.passes.prepare.preparation import prepare
 from fa_compiler.passes.prepare.quantised_softmax import take_apart
 from fa_compiler.passes.prepare.shared import Sharer, Sharing
 from fa_compiler.passes.prepare.substitutions import Substitutions
+from fa_compiler.passes.prepare.written_out import write_out
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
@@ -114,6 +115,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         run.notes.extend(corrected)
     else:
         prepared.undo()
+    written = run.write_out(model)
     caches: list[CacheLine] = []
     if options.in_place_caches:
         blocks, caches = run.use_buffers(model, blocks)
@@ -124,6 +126,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         notes=run.notes,
         caches=caches,
         around=around,
+        written_out=written,
     )
 
 
@@ -196,6 +199,14 @@ class _Run:
         if not caches:
             self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
         return blocks, caches
+
+    def write_out(self, model: ir.Model) -> list[str]:
+        """Write out operators without a kernel. Returns a sentence for each of them."""
+        if self.facts.options.target != "ort" or self.opset > NEWEST_OPSET:
+            return []
+        written, left = write_out(remember_versions(model), self.facts.info, self.names)
+        self.notes.extend((*written, *left))
+        return written
 
     def turn_positions(self, graph: ir.Graph) -> list[Around]:
         """Fuse the rotary positions of one graph, in front of its attention."""

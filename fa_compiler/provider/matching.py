@@ -57,7 +57,7 @@ def replacement(content: bytes, addresses: Sequence[int], captures: bool) -> Rep
     restore_graph_operators(model)
     report, info = fuse_checked(model, Options())
     report.model = name_of(model)
-    if not report.count("fused"):
+    if not report.is_changed:
         return Replacement(report, read=weights.read)
     if not captures and captured:
         raise InputError(f"only a subgraph reads the input '{captured[0]}', which needs a newer ONNX Runtime")

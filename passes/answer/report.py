@@ -484,11 +484,13 @@ class Report(Shown):
     changed_otherwise: bool = False
     around: Sequence[Around] = ()
     """The norms and gated activations around the attention, in graph order."""
+    written_out: Sequence[str] = ()
+    """A sentence for each operator without a kernel that became plain operators; it is one of the notes, too."""
 
     @property
     def is_changed(self) -> bool:
-        """Was anything fused, or did a cache become a buffer?"""
-        return self.has_fused or any(cache.present is not None for cache in self.caches)
+        """Was anything fused or written out, or did a cache become a buffer?"""
+        return self.has_fused or bool(self.written_out) or any(cache.present is not None for cache in self.caches)
 
     @property
     def has_fused(self) -> bool:

@@ -117,6 +117,12 @@ _CONTRIB = {
     "QLinearMul": Signature.of("A A_scale A_zero_point B B_scale B_zero_point C_scale C_zero_point", "C"),
     "QLinearSoftmax": Signature.of("X X_scale x_zero_point y_scale y_zero_point", "Y", "axis opset"),
     "QLinearWhere": Signature.of("condition X x_scale x_zero_point Y y_scale y_zero_point z_scale z_zero_point", "Z"),
+    "RMSNormRotary": Signature.of(
+        "X scale position_ids cosine sine prefill_numerics",
+        "Y normalized_fp32",
+        "epsilon flatten_batch input_start input_width output_fp16 rotary_embedding_dim use_fp32_arithmetic",
+    ),
+    "SwiGLU": Signature.of("gate up", "output", "activation_alpha activation_beta limit round_activation"),
     # What the sharder and the conversion to .air read besides.
     "BiasGelu": Signature.of("A B", "C"),
     "FastGelu": Signature.of("X bias", "Y"),
@@ -167,6 +173,8 @@ SIGNATURES: dict[tuple[str, str], Signature] = {
     ("", "CausalConvWithState"): Signature.of(
         "input weight bias past_state", "output present_state", "activation", version=NEWEST_OPSET
     ),
+    ("", "SwiGLU"): Signature.of("A B", "Y", "alpha", version=NEWEST_OPSET),
+    ("", "Swish"): Signature.of("X", "Y", "alpha", version=NEWEST_OPSET),
     ("ai.onnx.preview", "FlexAttention"): Signature.of("Q K V", "Y", "prob_mod scale score_mod softmax_precision"),
     **{(CONTRIB, name): signature for name, signature in _CONTRIB.items()},
     **{("npu", name): signature for name, signature in _NPU.items()},

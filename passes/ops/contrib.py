@@ -62,6 +62,29 @@ def _simplified_layer_norm(ctx: Context) -> list[Fact]:
     return [Fact(shape, ctx.dtype(1)), statistics, statistics]  # the weight's type, by their schemas
 
 
+@rule("SwiGLU", domain=_DOMAIN)
+def _swiglu(ctx: Context) -> Fact:
+    shape = ctx.shape(0)
+    if shape and not ctx.has(1):
+        shape = (*shape[:-1], Dim.floordiv(shape[-1], 2))
+    return Fact(shape, ctx.dtype(0))
+
+
+@rule("RMSNormRotary", domain=_DOMAIN)
+def _rms_norm_rotary(ctx: Context) -> list[Fact]:
+    shape = ctx.shape(0)
+    dtype = ir.DataType.FLOAT16 if ctx.int_attr("output_fp16", 0) else ir.DataType.BFLOAT16
+    if shape is None or len(shape) != 4:
+        return [Fact(None, dtype), Fact(None, ir.DataType.FLOAT)]
+    batch, tokens, heads, stride = shape
+    width, front = stride, (batch, tokens)
+    if (given := ctx.int_attr("input_width", 0)) > 0:
+        width = Dim(given)
+    if ctx.int_attr("flatten_batch", 0):
+        front = Dim(1), batch * tokens
+    return [Fact((*front, heads * width), dtype), Fact((batch, tokens, heads, width), ir.DataType.FLOAT)]
+
+
 @rule("EmbedLayerNormalization", "QEmbedLayerNormalization", domain=_DOMAIN)
 def _embed_layer_norm(ctx: Context) -> list[Fact]:
     ids, words = ctx.shape(0), ctx.shape(2)

@@ -92,6 +92,18 @@ def _group_query(ctx: Context) -> list[Fact]:
     return [Fact((*query[:2], size * heads), dtype), present, present]
 
 
+@rule("PagedAttention", domain=_DOMAIN)
+def _paged(ctx: Context) -> list[Fact]:
+    query, cache, heads = ctx.shape(0), ctx.shape(3), ctx.int_attr("num_heads", 0)
+    out: Shape | None = None
+    if query is not None and cache is not None and len(query) == 2 and len(cache) == 4 and heads > 0:
+        size = cache[3]
+        if (given := ctx.int_attr("v_head_size", 0)) > 0:
+            size = Dim(given)
+        out = (query[0], size * heads)
+    return [Fact(out, ctx.dtype(0)), *(Fact(ctx.shape(index), ctx.dtype(index)) for index in (3, 4))]
+
+
 @rule("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention", domain="npu")
 @rule("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention")
 def _npu(ctx: Context) -> Fact:

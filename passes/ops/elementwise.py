@@ -246,6 +246,11 @@ POINTWISE = (
 """Each element of the result is made of one element of each operand. The operands are broadcast as in NumPy."""
 
 
+@rule("SwiGLU")
+def _swiglu(ctx: Context) -> Fact:
+    return Fact(ctx.shape(0) or ctx.shape(1), ctx.dtype(0) or ctx.dtype(1))  # equal: nothing is broadcast
+
+
 @rule(*_BINARY)
 def _binary(ctx: Context) -> Fact:
     op = ctx.node.op_type
