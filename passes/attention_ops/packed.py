@@ -7,11 +7,15 @@
     2  bias                 [N * D + N * D + N * E], which is added to them
     3  input, weights       their product has the columns of query, key and value side by side: as many as
                             qkv_hidden_sizes says, otherwise three equal parts
+    4  attention_bias       [B or 1, N or 1, S, S], which is added to the scores of a padded batch of S rows
 
 cumulative_sequence_length [B + 1] begins with 0 and says where each sequence ends. Each token sees those of its own
 sequence. They become FlashAttentionScore with the layout TND, on the target ort: ONNX Runtime has no CPU kernel for
-them. token_offset says where the tokens stand in a padded batch, which changes no result without attention_bias, and
-mask_filter_value is for padding, of which there is none. attention_bias, which is for a padded batch, is declined.
+them. mask_filter_value is for padding, which no token sees.
+
+token_offset [B, S] says where the tokens stand in the padded batch: first those of the tokens, in their order. Without
+attention_bias it changes no result. With one, the tokens are put there, and FlashAttentionScore gets the layout BSND
+and a mask of the keys that are padding: so the bias is read as it is, and nothing of its size is made.
 """
 
 from __future__ import annotations
@@ -25,12 +29,13 @@ import onnx_ir as ir
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion
 from fa_compiler.passes.attention_ops.multi_head import part_of
-from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.build import INT64, Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.facts import Facts
 
 OP = "FlashAttentionScore"
+FLOAT, BOOL = ir.DataType.FLOAT, ir.DataType.BOOL
 
 
 def convert_packed(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
@@ -60,19 +65,19 @@ class _Conversion(DirectConversion):
             raise self.decline(f"it has {unknown}, and what it means is not known here")
         is_projected = node.op_type == "PackedAttention"
         ends, bias = (5, 6) if not is_projected else (4, 5)
-        if input_of(node, bias) is not None:
-            raise self.decline("its attention_bias is for a batch with padding")
         heads = int_attr(node, "num_heads", 0)
         if heads < 1:
             raise self.decline(f"num_heads is {heads}")
         operands = self._projected(heads) if is_projected else self._given(heads)
-        lengths = self._ends(ends)
         scale = node.attributes.get("scale")
         attrs: Attributes = {
             "head_num": heads,
-            "input_layout": "TND",
             "scale_value": float(np.float32(operands.size**-0.5 if scale is None else scale.as_float())),
         }
+        addend = input_of(node, bias)
+        if addend is not None:
+            return self._padded(operands, heads, attrs, ends - 1, addend)
+        lengths = self._ends(ends)
         inputs = {
             "query": operands.query,
             "key": operands.key,
@@ -80,14 +85,61 @@ class _Conversion(DirectConversion):
             "actual_seq_qlen": lengths,
             "actual_seq_kvlen": lengths,
         }
+        made = self._made(inputs, attrs | {"input_layout": "TND"}, operands)
+        shape = self.builder.ints([0, heads * operands.width])
+        result = self.builder.op("Reshape", [made.outputs[-1], shape], self.facts.info.dtype(operands.query))
+        self.put(node.outputs[0], result)
+        return Direct(made, "TND", (heads, heads), mask="packed")
+
+    def _made(self, inputs: dict[str, ir.Value], attrs: Attributes, operands: _Operands) -> ir.Node:
+        """A FlashAttentionScore in the graph, whose result has the type of query."""
         made = self.registered(OP, inputs, attrs, used=("attention_out",))
         self.builder.graph.append(made)
-        out, dtype = made.outputs[-1], self.facts.info.dtype(operands.query)
-        if dtype is not None:
-            out.dtype = dtype
-        shape = self.builder.ints([0, heads * operands.width])
-        self.put(node.outputs[0], self.builder.op("Reshape", [out, shape], dtype))
-        return Direct(made, "TND", (heads, heads), mask="packed")
+        if (dtype := self.facts.info.dtype(operands.query)) is not None:
+            made.outputs[-1].dtype = dtype
+        return made
+
+    def _padded(self, operands: _Operands, heads: int, attrs: Attributes, offsets: int, addend: ir.Value) -> Direct:
+        """The FlashAttentionScore of a padded batch, to whose scores a bias is added."""  # (4)
+        builder, info, given = self.builder, self.facts.info, input_of(self.node, offsets)
+        shape = info.shape(addend)
+        if given is None or shape is None or len(shape) != 4 or shape[1].const not in (1, heads):
+            raise self.decline(
+                f"its attention_bias is not one for each head, or one for all {heads}, of a padded batch"
+            )
+        batch, rows = (builder.length(given, axis) for axis in (0, 1))
+        count = builder.op("Mul", [batch, rows], INT64)
+        flat = builder.op("Reshape", [builder.cast(given, INT64), builder.ints([-1])], INT64)
+        zero = builder.ints([0])
+        places = builder.op("Slice", [flat, zero, builder.dimension(operands.query, 0), zero], INT64)
+        pairs = builder.units("Unsqueeze", places, (1,))
+
+        def batched(part: ir.Value, size: int) -> ir.Value:
+            dtype = info.dtype(part)
+            nothing = builder.cast(builder.constant(np.zeros((1, 1, 1), np.float32), "number"), dtype or FLOAT)
+            target = builder.joined([count, builder.ints([heads, size])], INT64, 0)
+            put = builder.op("ScatterND", [builder.op("Expand", [nothing, target], dtype), pairs, part], dtype)
+            wide = builder.joined([batch, rows, builder.ints([heads, size])], INT64, 0)
+            return builder.op("Reshape", [put, wide], dtype)
+
+        excluded = builder.op("Expand", [builder.constant(np.array([True]), "flag"), count], BOOL)
+        seen = builder.op(
+            "Expand", [builder.constant(np.array([False]), "flag"), builder.op("Shape", [places], INT64)], BOOL
+        )
+        mask = builder.op("ScatterND", [excluded, pairs, seen], BOOL)
+        form = builder.joined([batch, builder.ints([1, 1]), rows], INT64, 0)
+        inputs = {
+            "query": batched(operands.query, operands.size),
+            "key": batched(operands.key, operands.size),
+            "value": batched(operands.value, operands.width),
+            "real_shift": addend,
+            "atten_mask": builder.op("Reshape", [mask, form], BOOL),
+        }
+        made = self._made(inputs, attrs | {"input_layout": "BSND", "pse_type": 0, "sparse_mode": 1}, operands)
+        dtype = info.dtype(operands.query)
+        by_row = builder.op("Reshape", [made.outputs[-1], builder.ints([-1, heads * operands.width])], dtype)
+        self.put(self.node.outputs[0], builder.op("Gather", [by_row, places], dtype, {"axis": 0}))
+        return Direct(made, "BSND", (heads, heads), mask="atten_mask+real_shift")
 
     def _ends(self, index: int) -> ir.Value:
         """Where each sequence ends, as int64 [B]."""

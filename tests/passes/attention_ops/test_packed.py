@@ -118,10 +118,52 @@ def test_a_projection(sizes: tuple[int, ...] | None) -> None:
     check(model_of("PackedAttention", feeds, PROJECTED, attrs), feeds, wanted)
 
 
+def with_bias(query: Array, key: Array, value: Array, bias: Array, places: Array) -> Array:
+    """The softmax in float64, with the bias of a padded batch. `places` are those of the tokens in it."""
+    rows = bias.shape[2]
+    out = np.zeros((len(query), value.shape[1]))
+    for first, end in pairwise(ENDS):
+        own = places[first:end]
+        for head in range(HEADS):
+            q, k, v = (
+                np.split(part[first:end].astype(np.float64), HEADS, axis=1)[head] for part in (query, key, value)
+            )
+            added = bias[own[:, None] // rows % len(bias), head % bias.shape[1], own[:, None] % rows, own % rows]
+            scores, width = SIZE**-0.5 * q @ k.T + added, value.shape[1] // HEADS
+            with np.errstate(invalid="ignore"):
+                weights = np.exp(scores - scores.max(axis=-1, keepdims=True, initial=-np.inf))
+                weights /= weights.sum(axis=-1, keepdims=True)
+                out[first:end, head * width : (head + 1) * width] = weights @ v
+    return out
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", [(4, HEADS), (1, HEADS), (4, 1), (1, 1)])
+def test_a_bias_on_the_scores(shape: tuple[int, int], dtype: str, left: bool) -> None:
+    """It is that of a padded batch, in which token_offset says where the tokens are."""
+    rows, feeds = 6, drawn(2 * WIDTH, dtype)
+    bias = np.random.default_rng(3).standard_normal((*shape, rows, rows)).astype(dtype)
+    lengths = np.diff(ENDS)
+    batch = np.arange(4 * rows).reshape(4, rows)
+    used = np.array([[row >= rows - length if left else row < length for row in range(rows)] for length in lengths])
+    offsets = np.concatenate([batch[used], batch[~used]]).reshape(4, rows).astype(np.int32)
+    feeds |= {"token_offset": offsets, "attention_bias": bias}
+    bias[0, 0, :, 1] = -np.inf
+    feeds["value"][9, 0] = np.inf
+    model = model_of("PackedMultiHeadAttention", feeds, NAMES, {})
+    result, report = fused(model)
+    (block,) = report.blocks
+    assert (block.op, block.layout, block.mask) == ("FlashAttentionScore", "BSND", "atten_mask+real_shift")
+    wanted = with_bias(*(feeds[name] for name in NAMES[:3]), bias, batch[used])
+    for level in LEVELS:
+        assert_same(run(result, feeds, level)[0], wanted.astype(dtype), TOLERANCE[dtype])
+
+
 @pytest.mark.parametrize(
     ("more", "target", "words"),
     [
-        ({"attention_bias": np.zeros((1, 1, 5, 5), np.float32)}, "ort", "padding"),
+        ({"attention_bias": np.zeros((1, 2, 5, 5), np.float32)}, "ort", "one for all 3"),
         ({}, "ascend", "data"),
         ({}, "contrib", "data"),
     ],
