@@ -22,6 +22,7 @@ from fa_compiler.passes.attention_ops.linear import convert_convolution, convert
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
 from fa_compiler.passes.attention_ops.packed import convert_packed
 from fa_compiler.passes.attention_ops.paged import convert_paged
+from fa_compiler.passes.attention_ops.sparse_paged import convert_sparse_paged
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import operand_at
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -61,6 +62,7 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "PackedAttention"): ("forward", convert_packed),
     ("com.microsoft", "PackedMultiHeadAttention"): ("forward", convert_packed),
     ("com.microsoft", "PagedAttention"): ("forward", convert_paged),
+    ("com.microsoft", "SparsePagedAttention"): ("forward", convert_sparse_paged),
     ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
     (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
     (DOMAIN, "ShortConvolution"): ("convolution", _already),
@@ -68,12 +70,10 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     **{(domain, "CausalConvWithState"): ("convolution", convert_convolution) for domain in STANDARD_OR_CONTRIB},
 }
 """The operators that become one node as they stand, with the kind of their blocks."""
-SELECTED = "its keys are selected by an operator in front of it, and its cache is written in place"
 REASONS = {
     "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",
     "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
-    "DynamicSparseAttention": SELECTED,
-    "SparsePagedAttention": SELECTED,
+    "DynamicSparseAttention": "its keys are selected by an operator in front of it, and its cache is written in place",
     "SparseAttention": "its keys are chosen by blocks, and its cache is written in place",
     "QOrderedAttention": "its operands are quantised",
     "QOrderedLongformerAttention": "its operands are quantised",

@@ -122,6 +122,15 @@ _CONTRIB = {
         "Y normalized_fp32",
         "epsilon flatten_batch input_start input_width output_fp16 rotary_embedding_dim use_fp32_arithmetic",
     ),
+    "SparsePagedAttention": Signature.of(
+        "query key value key_cache value_cache cumulative_sequence_length past_seqlens block_table slot_mapping "
+        "selected_indices selected_counts auxiliary_key auxiliary_value auxiliary_lengths cos_cache sin_cache "
+        "head_sink q_norm_weight k_norm_weight k_scale v_scale attention_metadata",
+        "output key_cache_out value_cache_out",
+        "attention_mode auxiliary_cache_layout auxiliary_kv_shared do_rotary is_causal k_quant_type kv_num_heads "
+        "local_window_size num_heads qk_norm_epsilon rotary_interleaved rotary_offset scale selected_kv_source softcap "
+        "v_quant_type",
+    ),
     "SwiGLU": Signature.of("gate up", "output", "activation_alpha activation_beta limit round_activation"),
     # What the sharder and the conversion to .air read besides.
     "BiasGelu": Signature.of("A B", "C"),

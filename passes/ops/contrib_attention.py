@@ -92,7 +92,7 @@ def _group_query(ctx: Context) -> list[Fact]:
     return [Fact((*query[:2], size * heads), dtype), present, present]
 
 
-@rule("PagedAttention", domain=_DOMAIN)
+@rule("PagedAttention", "SparsePagedAttention", domain=_DOMAIN)
 def _paged(ctx: Context) -> list[Fact]:
     query, cache, heads = ctx.shape(0), ctx.shape(3), ctx.int_attr("num_heads", 0)
     out: Shape | None = None

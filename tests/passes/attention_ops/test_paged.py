@@ -24,6 +24,11 @@ INPUTS = (
     *("block_table", "cos_cache", "sin_cache", "slot_mapping", "head_sink", "q_norm_weight", "k_norm_weight"),
     *("k_scale", "v_scale", "attention_metadata"),
 )
+SPARSE_INPUTS = (
+    *INPUTS[:8],
+    *("slot_mapping", "selected_indices", "selected_counts", "auxiliary_key", "auxiliary_value", "auxiliary_lengths"),
+    *("cos_cache", "sin_cache", *INPUTS[11:]),
+)
 TOLERANCE = {"float32": 2e-6, "float16": 4e-3, "bfloat16": 3e-2}
 """Rounding of float32 sums, and of rotated rows and results of 16 bits."""
 BOUND = {"key_cache_out": "key_cache", "value_cache_out": "value_cache"}
@@ -46,6 +51,7 @@ class Case:
     rotary: int = 0
     sink: bool = False
     int8: str = ""
+    selected: int = 0
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -108,6 +114,8 @@ class Case:
         if self.int8:
             scale = (1,) if self.int8 == "PER_TENSOR" else (self.kv_heads, 1, self.size)
             more |= {name: (rng.random(scale) / 40 + 0.01).astype(np.float32) for name in INPUTS[14:16]}
+        if self.selected:
+            more |= self.selection(rng)
         lengths = {
             "cumulative_sequence_length": np.cumsum([0, *self.new]).astype(np.int32),
             "past_seqlens": np.array(self.past, np.int32),
@@ -115,21 +123,34 @@ class Case:
         }
         return {**rows, **caches, **lengths, **more}
 
+    def selection(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Keys of its sequence for each token, some of them later than the token. The first token has none."""
+        indices = np.full((self.tokens, self.selected), -1, np.int32)
+        counts = np.zeros(self.tokens, np.int32)
+        lengths = np.repeat(np.add(self.new, self.past), self.new)
+        for token, length in enumerate(lengths[1:], 1):
+            counts[token] = rng.integers(0, min(length, self.selected) + 1)
+            indices[token, : counts[token]] = rng.permutation(length)[: counts[token]]
+        return {"selected_indices": indices, "selected_counts": counts}
+
     def model(self, feeds: Mapping[str, Array], opset: int = 21, outputs: int = 3) -> onnx.ModelProto:
         """A model of one node. The number of tokens is an open size."""
-        names = [name if name in feeds else "" for name in INPUTS]
+        op_type, known = "PagedAttention", INPUTS
+        if self.selected:
+            op_type, known = "SparsePagedAttention", SPARSE_INPUTS
+        names = [name if name in feeds else "" for name in known]
         while not names[-1]:
             names.pop()
         results = ["output", "key_cache_out", *(() if self.latent else ("value_cache_out",))][:outputs]
         attrs: dict[str, Any] = {"num_heads": self.heads, "kv_num_heads": self.kv_heads, **self.attrs}
         attrs |= {"do_rotary": 1} if self.rotary else {}
         attrs |= {"k_quant_type": self.int8, "v_quant_type": self.int8} if self.int8 else {}
-        node = helper.make_node("PagedAttention", names, results, domain=CONTRIB, **attrs)
+        node = helper.make_node(op_type, names, results, domain=CONTRIB, **attrs)
         declared = [
             helper.make_tensor_value_info(
                 name,
                 helper.np_dtype_to_tensor_dtype(array.dtype),
-                ["T", *array.shape[1:]] if name in (*INPUTS[:3], "slot_mapping") else array.shape,
+                ["T", *array.shape[1:]] if name in (*INPUTS[:3], "slot_mapping", *SPARSE_INPUTS[9:11]) else array.shape,
             )
             for name, array in feeds.items()
         ]
@@ -219,6 +240,11 @@ def of_schema(case: Case, feeds: Mapping[str, Array]) -> dict[str, Array]:
     for (first, end), past, pages in zip(pairwise(limits), case.past, feeds["block_table"], strict=True):
         for token in range(first, end):
             seen = attended(case, token - first, end - first, past)
+            if case.selected:
+                listed = feeds["selected_indices"][token, : feeds["selected_counts"][token]]
+                seen = [int(position) for position in listed if position in seen]
+                if not seen:
+                    continue
             k, v = (np.stack([cache[pages[p // case.block], p % case.block] for p in seen]) for cache in (keys, values))
             for head in range(case.heads):
                 out[token, head] = softmax_of(case, given, query[token, head], k, v, head)
@@ -326,6 +352,49 @@ def test_random_lengths(seed: int) -> None:
     mask = "packed+band" if window > 0 else ("packed+causal" if case.attrs["is_causal"] else "packed")
     if case.tokens:
         check(case, mask, LEVELS[:1])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(selected=6),
+        Case(selected=40, dtype="float32", sink=True, rotary=16, norms=True),
+        Case(selected=3, dtype="float32", attrs={"is_causal": 0, "scale": 0.2}),
+        Case(selected=8, dtype="float32", heads=6, kv_heads=3, size=8, block=4, packed=True, slots=True),
+        Case(selected=2, new=(1, 1, 1), past=(0, 16, 40), dtype="float32"),
+    ],
+    ids=str,
+)
+def test_selected_keys(case: Case) -> None:
+    feeds = case.feeds()
+    result, report = fused(case.model(feeds))
+    (block,) = report.blocks
+    assert (block.op, block.layout, block.heads) == ("SparseFlashAttention", "TND", (case.heads, case.kv_heads))
+    wanted = of_schema(case, feeds)
+    for level in (LEVELS[0], LEVELS[-1]):
+        for got, numbers in zip(run(result, feeds, level), wanted.values(), strict=True):
+            assert_same(got, numbers.astype(got.dtype), TOLERANCE[case.dtype])
+
+
+@pytest.mark.parametrize(
+    ("attrs", "words"),
+    [
+        ({"attention_mode": "local_plus_selected", "local_window_size": 4}, "see a window beside"),
+        ({"selected_kv_source": "auxiliary"}, "selected from 'auxiliary'"),
+        ({"local_window_size": 4}, "a window beside"),
+        ({"softcap": 1.0}, "soft cap"),
+        ({"k_quant_type": "PER_TENSOR"}, "do not fit together"),
+        ({"later": 1}, "the attribute 'later'"),
+    ],
+)
+def test_selections_that_are_declined(attrs: dict[str, Any], words: str) -> None:
+    case = Case(selected=4, attrs=attrs)
+    (block,) = fused(case.model(case.feeds()))[1].blocks
+    assert (block.status, block.code) == ("declined", "ready_made")
+    assert words in (block.reason or "")
+    whole = Case(selected=4)
+    feeds = {**whole.feeds(), "auxiliary_key": np.zeros((5, 3, 2, 16), np.float16)}
+    assert "auxiliary cache" in (fused(whole.model(feeds))[1].blocks[0].reason or "")
 
 
 def test_nan_reaches_who_sees_it() -> None:
