@@ -17,6 +17,7 @@ from fa_compiler.passes.answer.report import Code, Kind
 from fa_compiler.passes.attention_ops import flex, group_query, multi_head, npu, onnx, projected_attention
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.direct import Direct
+from fa_compiler.passes.attention_ops.dynamic_sparse import convert_dynamic_sparse
 from fa_compiler.passes.attention_ops.gated_delta_net import convert_gated_delta_net
 from fa_compiler.passes.attention_ops.linear import convert_convolution, convert_linear
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS, is_attention_op
@@ -63,6 +64,7 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "PackedMultiHeadAttention"): ("forward", convert_packed),
     ("com.microsoft", "PagedAttention"): ("forward", convert_paged),
     ("com.microsoft", "SparsePagedAttention"): ("forward", convert_sparse_paged),
+    ("com.microsoft", "DynamicSparseAttention"): ("forward", convert_dynamic_sparse),
     ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
     (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
     (DOMAIN, "ShortConvolution"): ("convolution", _already),
@@ -73,7 +75,6 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
 REASONS = {
     "DecoderAttention": "ONNX Runtime's CPU provider does not have it, and whether its keys are cached is data",
     "DecoderMaskedSelfAttention": "ONNX Runtime's CPU provider does not have it, nor is its key cache in rows",
-    "DynamicSparseAttention": "its keys are selected by an operator in front of it, and its cache is written in place",
     "SparseAttention": "its keys are chosen by blocks, and its cache is written in place",
     "QOrderedAttention": "its operands are quantised",
     "QOrderedLongformerAttention": "its operands are quantised",

@@ -10,10 +10,11 @@
                             out only those before
     3  head_sink            one more score in every row, as softcap that of FlashAttentionScore
 
-The operands and the caches are those of paged_call.py. They become FlashAttentionScore with the layout TND, on the
-target ort: ONNX Runtime has no CPU kernel for them. A Gather reads the keys that some row attends, without those before
-the window (pages.py). Sequences of one token are left to IncreFlashAttention where it takes them (single_tokens.py): it
-reads the pages where they lie. A run in which a key that a row attends lies in no page ends in an error.
+The operands are those of cached_call.py, the caches those of paged_call.py. They become FlashAttentionScore with the
+layout TND, on the target ort: ONNX Runtime has no CPU kernel for them. A Gather reads the keys that some row attends,
+without those before the window (pages.py). Sequences of one token are left to IncreFlashAttention where it takes them
+(single_tokens.py): it reads the pages where they lie. A run in which a key that a row attends lies in no page ends in
+an error.
 """
 
 from __future__ import annotations

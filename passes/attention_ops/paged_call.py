@@ -1,17 +1,13 @@
-"""What PagedAttention and SparsePagedAttention of com.microsoft have in common: their operands and their caches.
+"""The caches of PagedAttention and SparsePagedAttention of com.microsoft, which lie in pages.
 
-    1  query, key, value    [T, N * D] and twice [T, K * D], or all three side by side in query
-    2  norms                query and key are divided by the root of the mean of their squares and qk_norm_epsilon, for
-                            each head, and multiplied by the weights
-    3  do_rotary            query and key are rotated, from the element rotary_offset of each head on. Token i of a
-                            sequence has the position past_seqlens + i
-    4  caches               [blocks, tokens, K, D]. The new keys and values are written into them first: each at its
+    1  positions            token i of a sequence has the position past_seqlens + i
+    2  caches               [blocks, tokens, K, D]. The new keys and values are written into them first: each at its
                             place in block_table, or where slot_mapping says. Below 0 the latter writes nothing
-    5  int8 caches          a number x is written as x / scale, rounded and saturated, and read as itself times scale
-    6  LATENT               there is one cache and one key head. Values are the first v_head_size elements of the keys
+    3  int8 caches          a number x is written as x / scale, rounded and saturated, and read as itself times scale
+    4  LATENT               there is one cache and one key head. Values are the first v_head_size elements of the keys
 
 A ScatterND writes the caches; it copies a cache only if input and output are bound to different memory.
-attention_metadata is a hint to the runtime and changes no result.
+attention_metadata is a hint to the runtime and changes no result. The operands are those of cached_call.py.
 
 Refused: caches that no output hands on, because an input would have to change; caches of other types; sizes that are
 not known before the model runs; an opset below 16.
@@ -26,28 +22,15 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import first_reason
-from fa_compiler.passes.attention_ops.call import OpConverter
-from fa_compiler.passes.attention_ops.direct import Attributes, DirectConversion
+from fa_compiler.passes.attention_ops.cached_call import FLOAT, LATENT, SEPARATE, CachedCall, Sizes
 from fa_compiler.passes.attention_ops.pages import ADDING_SINCE, Pages, Rows, Sequences
 from fa_compiler.passes.emit.build import INT64
-from fa_compiler.passes.ir.nodes import FLOATS, input_of, int_attr, text_attr
-from fa_compiler.passes.ir.signatures import CONTRIB, SIGNATURES, unknown_part
+from fa_compiler.passes.ir.nodes import int_attr, text_attr
 
-FLOAT, INT8, BFLOAT16 = ir.DataType.FLOAT, ir.DataType.INT8, ir.DataType.BFLOAT16
-SEPARATE, LATENT = "SEPARATE", "LATENT"
+INT8 = ir.DataType.INT8
 CACHES = ("key_cache", "value_cache")
-CACHE_NAMES = {ir.DataType.FLOAT16: "float16", BFLOAT16: "bfloat16", INT8: "int8"}
+CACHE_NAMES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16", INT8: "int8"}
 """The types of caches as k_cache_dtype and v_cache_dtype name them."""
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Query heads, key heads, the size of a head, and that of the values."""
-
-    heads: int
-    kv_heads: int
-    size: int
-    width: int
 
 
 @dataclass(frozen=True)
@@ -60,77 +43,17 @@ class Prepared:
 
 
 @dataclass(frozen=True)
-class PagedCall(DirectConversion):
+class PagedCall(CachedCall):
     """The conversion of an operator whose keys and values lie in the pages of a cache."""
-
-    # -- what the inputs and attributes say ------------------------------------------------------------
-
-    @property
-    def window(self) -> int:
-        """The number of keys that a row sees at most; -1 where there is no window."""
-        return int_attr(self.node, "local_window_size", -1)
-
-    @property
-    def is_causal(self) -> bool:
-        """Does a row see the keys of no later token?"""
-        return int_attr(self.node, "is_causal", 1) != 0
-
-    @property
-    def layout(self) -> str:
-        """The layout of the caches."""
-        return text_attr(self.node, "kv_cache_layout", SEPARATE)
-
-    @property
-    def is_latent(self) -> bool:
-        """Is there one cache, of keys that hold the values, too?"""
-        return self.layout == LATENT
-
-    def input(self, name: str) -> ir.Value | None:
-        """An input by its name in the schema."""
-        return input_of(self.node, SIGNATURES[CONTRIB, self.node.op_type].inputs.index(name))
-
-    def required(self, name: str) -> ir.Value:
-        """An input that has to be there. Raises Decline."""
-        value = self.input(name)
-        if value is None:
-            raise self.decline(f"its {name} is missing")
-        return value
-
-    def dtype(self, value: ir.Value) -> ir.DataType | None:
-        """The type of a value."""
-        return self.facts.info.dtype(value)
-
-    @property
-    def kind(self) -> ir.DataType:
-        """The type of query. Raises Decline."""
-        kind = self.dtype(self.required("query"))
-        if kind not in FLOATS or kind is None:
-            raise self.decline("its query is not float32, float16 or bfloat16")
-        return kind
-
-    def width(self, value: ir.Value, rank: int) -> int:
-        """The last size of a tensor of this rank. Raises Decline where it is not known."""
-        shape = self.facts.info.shape(value)
-        size = shape[-1].const if shape and len(shape) == rank else None
-        if not size:
-            raise self.decline(f"the width of {value.name!r} is not known before the model runs")
-        return size
 
     def check(self) -> None:
         """Decline what is not computed. The shapes are checked with the operands."""
-        node = self.node
-        if self.facts.options.target != "ort":
-            raise self.decline("its keys lie in the pages of a cache, which is written in place")
-        if (unknown := unknown_part(node)) is not None:
-            raise self.decline(f"it has {unknown}, and what it means is not known here")
-        scale, handed_on = node.attributes.get("scale"), node.outputs[1 : 2 if self.is_latent else 3]
+        self.check_common()
+        handed_on = self.node.outputs[1 : 2 if self.is_latent else 3]
         reason = first_reason(
             {
                 f"its kv_cache_layout is {self.layout!r}": self.layout not in (SEPARATE, LATENT),
                 f"its local_window_size is {self.window}": self.window < -1 or self.window == 0,
-                "its scale is 0": scale is not None and scale.as_float() == 0.0,
-                "one of its norms has no weight": (self.input("q_norm_weight") is None)
-                != (self.input("k_norm_weight") is None),
                 "its caches are written in place, and no output hands them on": not all(
                     output.name for output in handed_on
                 )
@@ -182,79 +105,14 @@ class PagedCall(DirectConversion):
         """The pages of the caches."""
         return Pages.of(self.builder, self.required("block_table"), self.required("key_cache"))
 
-    # -- query, key and value --------------------------------------------------------------------------
-
     def prepared(self) -> Prepared:
         """The query, and the caches after the new keys and values are written. Raises Decline."""
         self.check()
         sizes, tokens = self.sizes, self.sequences.tokens()
-        query, key, *value = self._operands()
-        query, key = self._placed(query, "q", sizes.heads, tokens), self._placed(key, "k", sizes.kv_heads, tokens)
+        query, key, *value = self.operands()
+        positions = tokens.positions  # (1)
+        query, key = self.placed(query, "q", sizes.heads, positions), self.placed(key, "k", sizes.kv_heads, positions)
         return Prepared(query, tokens, self._written([key, *value], tokens))
-
-    def _operands(self) -> list[ir.Value]:
-        """Query, key and value, [T, heads, size]; without values in a LATENT cache."""
-        sizes, query = self.sizes, self.required("query")
-        counts = [sizes.heads, sizes.kv_heads, sizes.kv_heads]
-        parts = [query, self.input("key"), self.input("value")]
-        if parts[1:] == [None, None] and not self.is_latent:  # (1)
-            if self.width(query, 2) != sum(counts) * sizes.size:
-                raise self.decline(f"query, key and value together are not {sum(counts)} heads of {sizes.size}")
-            parts = [*self.builder.split(query, 1, [count * sizes.size for count in counts])]
-        elif self.is_latent:
-            parts.pop()
-        if None in parts:
-            raise self.decline("key or value is missing")
-        given = [part for part in parts if part is not None]
-        return [self._of_heads(part, count) for part, count in zip(given, counts, strict=False)]
-
-    def _of_heads(self, part: ir.Value, heads: int) -> ir.Value:
-        if self.width(part, 2) != heads * self.sizes.size:
-            raise self.decline(f"{part.name!r} is not {heads} heads of {self.sizes.size}")
-        return self.builder.op("Reshape", [part, self.builder.ints([0, heads, self.sizes.size])], self.kind)
-
-    def _placed(self, part: ir.Value, letter: str, heads: int, tokens: Rows) -> ir.Value:
-        """Query or key after its norm and its rotation."""
-        weight = self.input(f"{letter}_norm_weight")
-        if weight is not None:
-            part = self._normed(part, weight)
-        if int_attr(self.node, "do_rotary", 0):
-            part = self._rotated(part, heads, tokens)
-        return part
-
-    def _normed(self, part: ir.Value, weight: ir.Value) -> ir.Value:
-        """Query or key after its norm, which is computed in float32."""
-        builder, epsilon = self.builder, self.node.attributes.get("qk_norm_epsilon")  # (2)
-        least = builder.constant(np.array(1e-6 if epsilon is None else epsilon.as_float(), np.float32), "epsilon")
-        wide = builder.cast(part, FLOAT)
-        mean = builder.reduced("ReduceMean", builder.op("Mul", [wide, wide], FLOAT), -1)
-        root = builder.op("Sqrt", [builder.op("Add", [mean, least], FLOAT)], FLOAT)
-        scaled = builder.op("Mul", [builder.op("Div", [wide, root], FLOAT), builder.cast(weight, FLOAT)], FLOAT)
-        return builder.cast(scaled, self.kind)
-
-    def _rotated(self, part: ir.Value, heads: int, tokens: Rows) -> ir.Value:
-        """Query or key after the rotation, which ONNX Runtime does not compute in bfloat16."""
-        builder, size, kind = self.builder, self.sizes.size, FLOAT
-        if self.kind == ir.DataType.FLOAT16:
-            kind = ir.DataType.FLOAT16
-        cos, sin = self.required("cos_cache"), self.required("sin_cache")
-        turned, offset = 2 * self.width(cos, 2), int_attr(self.node, "rotary_offset", 0)
-        if offset < 0 or offset + turned > size:
-            raise self.decline(f"a head of {size} has no {turned} elements from {offset} on")
-        before, rest = [], part
-        if offset:  # (3)
-            first, rest = builder.split(part, 2, [offset, size - offset])
-            before = [first]
-        attrs = {"interleaved": int_attr(self.node, "rotary_interleaved", 0)}
-        if offset + turned < size:
-            attrs |= {"num_heads": heads, "rotary_embedding_dim": turned}
-        # Each token is a batch entry of its own: the operator refuses more rows of one entry than its tables have.
-        rows = builder.op("Reshape", [rest, builder.ints([-1, 1, heads * (size - offset)])], self.kind)
-        inputs = [builder.cast(rows, kind), builder.units("Unsqueeze", tokens.positions, (1,))]
-        inputs += [builder.cast(table, kind) for table in (cos, sin)]
-        result = builder.cast(builder.op("RotaryEmbedding", inputs, kind, attrs, domain=CONTRIB), self.kind)
-        back = builder.op("Reshape", [result, builder.ints([-1, heads, size - offset])], self.kind)
-        return builder.joined([*before, back], self.kind, 2)
 
     # -- the caches ------------------------------------------------------------------------------------
 
@@ -264,7 +122,7 @@ class PagedCall(DirectConversion):
         caches = [self.required(name) for name in CACHES[: len(rows)]]
         stored = [self._stored(*pair, place) for place, pair in enumerate(zip(rows, caches, strict=True))]
         slots = self.pages.slots(tokens) if given is None else builder.cast(given, INT64)
-        if given is not None:  # (4)
+        if given is not None:  # (2)
             is_wanted = builder.op("GreaterOrEqual", [slots, builder.ints([0])], ir.DataType.BOOL)
             slots, *stored = (
                 builder.op("Compress", [value, is_wanted], self.dtype(value), {"axis": 0}) for value in (slots, *stored)
@@ -282,7 +140,7 @@ class PagedCall(DirectConversion):
             raise self.decline(f"its {letter}_quant_type {quantised!r}, {letter}_scale and cache do not fit together")
         if scale is None:
             return rows
-        shares = builder.op("Div", [builder.cast(rows, FLOAT), scale], FLOAT)  # (5)
+        shares = builder.op("Div", [builder.cast(rows, FLOAT), scale], FLOAT)  # (3)
         low, high = (builder.constant(np.array(number, np.float32), "number") for number in (-128, 127))
         return builder.cast(builder.op("Clip", [builder.op("Round", [shares], FLOAT), low, high], FLOAT), INT8)
 
@@ -305,7 +163,7 @@ class PagedCall(DirectConversion):
             return rows[0], rows[1]
         if sizes.width == sizes.size:
             return rows[0], rows[0]
-        return rows[0], self.builder.split(rows[0], 2, [sizes.width, sizes.size - sizes.width])[0]  # (6)
+        return rows[0], self.builder.split(rows[0], 2, [sizes.width, sizes.size - sizes.width])[0]  # (4)
 
     def _plain(self, rows: ir.Value, place: int) -> ir.Value:
         """Keys or values as the cache holds them, in the type of query."""
@@ -313,29 +171,6 @@ class PagedCall(DirectConversion):
         if scale is None:
             return rows
         return self.builder.cast(self.builder.op("Mul", [self.builder.cast(rows, FLOAT), scale], FLOAT), self.kind)
-
-    # -- the attention ---------------------------------------------------------------------------------
-
-    def scale_value(self) -> float:
-        """What the scores are multiplied by."""
-        given = self.node.attributes.get("scale")
-        return float(np.float32(self.sizes.size**-0.5 if given is None else given.as_float()))
-
-    def softcap(self) -> float:
-        """c of c * tanh(scores / c); 0 where the scores are not capped. Raises Decline."""
-        return float(np.float32(OpConverter.of(self.node, self.facts, self.builder).softcap()))
-
-    def sink(self) -> ir.Value | None:
-        """One more score in every row of a head, float32 [N]."""
-        sink = self.input("head_sink")
-        return None if sink is None else self.builder.cast(sink, FLOAT)
-
-    def added(self, op_type: str, inputs: dict[str, ir.Value | None], attrs: Attributes, place: int) -> ir.Node:
-        """A node of the registry in the graph. Its output in this place has the type of query. Raises Decline."""
-        made = self.registered(op_type, inputs, attrs, used=("attention_out",) if place else None)
-        self.builder.graph.append(made)
-        made.outputs[place].dtype = self.kind
-        return made
 
     def put_results(self, out: ir.Value, caches: list[ir.Value]) -> None:
         """Put a result [T, heads, width] and the caches in the places of the outputs."""

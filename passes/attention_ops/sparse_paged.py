@@ -4,9 +4,9 @@
     2  is_causal            keys of later tokens are left out, even if they are selected
     3  head_sink            one more score in every row
 
-A row without a key gives 0. The operands and the caches are those of paged_call.py. They become SparseFlashAttention
-with the layouts TND and PA_BSND, on the target ort: it reads the keys in the pages where they lie. A run in which some
-key of a sequence with tokens lies in no page ends in an error.
+A row without a key gives 0. The operands are those of cached_call.py, the caches those of paged_call.py. They become
+SparseFlashAttention with the layouts TND and PA_BSND, on the target ort: it reads the keys in the pages where they lie.
+A run in which some key of a sequence with tokens lies in no page ends in an error.
 
 Refused: attention_mode other than selected_only, whose rows see a window beside the selected keys; keys that are
 selected from an auxiliary cache; a window, a soft cap or int8 caches, which SparseFlashAttention does not have.
@@ -14,13 +14,13 @@ selected from an auxiliary cache; a window, a soft cap or int8 caches, which Spa
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import first_reason
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct
 from fa_compiler.passes.attention_ops.paged_call import CACHES, PagedCall
 from fa_compiler.passes.attention_ops.pages import Rows
+from fa_compiler.passes.attention_ops.selected import selected_entries
 from fa_compiler.passes.emit.build import INT64, Builder
 from fa_compiler.passes.ir.nodes import text_attr
 from fa_compiler.passes.values.facts import Facts
@@ -92,23 +92,7 @@ class _Conversion(PagedCall):
         return self.builder.op("Add", [self.sequences.past, new], INT64)
 
     def _selected(self, tokens: Rows) -> ir.Value:
-        """The selected positions of each token, int32 [T, 1, entries]; -1 behind those that count.
-
-        A position that the token does not see becomes one behind all keys, which the operator passes over. Its own
-        causal mode would end each list after as many entries as the token sees keys.
-        """
-        builder, given = self.builder, self.required("selected_indices")
-        shape = self.facts.info.shape(given)
-        if shape is None or len(shape) != 2:
-            raise self.decline("selected_indices is not proven to be [T, entries]")
-        places = builder.range(builder.dimension(given, 1))
-        counts = builder.units("Unsqueeze", builder.cast(self.required("selected_counts"), INT64), (1,))
-        does_count = builder.op("Less", [places, counts], ir.DataType.BOOL)  # (1)
-        nothing = builder.constant(np.array(-1, np.int32), "number")
-        chosen = builder.op("Where", [does_count, given, nothing], INT32)
-        if self.is_causal:  # (2)
-            own = builder.units("Unsqueeze", builder.cast(tokens.positions, INT32), (1,))
-            is_later = builder.op("Greater", [chosen, own], ir.DataType.BOOL)
-            behind = builder.constant(np.array(np.iinfo(np.int32).max, np.int32), "number")
-            chosen = builder.op("Where", [is_later, behind, chosen], INT32)
-        return builder.units("Unsqueeze", chosen, (1,))
+        """The selected positions of each token, int32 [T, 1, entries]."""
+        own = tokens.positions if self.is_causal else None  # (2)
+        given, counts = self.required("selected_indices"), self.required("selected_counts")
+        return self.builder.units("Unsqueeze", selected_entries(self, given, counts, own), (1,))  # (1)

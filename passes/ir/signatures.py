@@ -61,6 +61,14 @@ _CONTRIB = {
         "activation channels_last dilation input_channel_offset input_channels ndim state_channels_last state_length "
         "state_update_capacity state_window",
     ),
+    "DynamicSparseAttention": Signature.of(
+        "query key value past_key past_value auxiliary_key auxiliary_value selected_indices selected_counts seqlens_k "
+        "total_sequence_length cos_cache sin_cache position_ids q_norm_weight k_norm_weight head_sink committed_length "
+        "key_scale value_scale",
+        "output present_key present_value validation_status",
+        "attention_mode auxiliary_kv_shared do_rotary is_causal kv_num_heads local_window_size num_heads output_bf16 "
+        "qk_norm_epsilon rotary_interleaved rotary_offset scale selected_kv_source smooth_softmax",
+    ),
     "FusedMatMul": Signature.of("A B", "Y", "alpha transA transB transBatchA transBatchB"),
     "GatedDeltaNet": Signature.of(
         "query key value cu_seqlens decay beta initial_state a_log dt_bias capture_count state_update_active",

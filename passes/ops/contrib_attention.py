@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import onnx_ir as ir
+
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ops.context import Context, Fact, Shape, rule
 
@@ -102,6 +104,16 @@ def _paged(ctx: Context) -> list[Fact]:
             size = Dim(given)
         out = (query[0], size * heads)
     return [Fact(out, ctx.dtype(0)), *(Fact(ctx.shape(index), ctx.dtype(index)) for index in (3, 4))]
+
+
+@rule("DynamicSparseAttention", domain=_DOMAIN)
+def _dynamic_sparse(ctx: Context) -> list[Fact]:
+    query, past, heads = ctx.shape(0), ctx.shape(3), ctx.int_attr("num_heads", 0)
+    dtype = ir.DataType.BFLOAT16 if ctx.int_attr("output_bf16", 0) else ctx.dtype(0)
+    out: Shape | None = None
+    if query is not None and past is not None and len(query) == 3 and len(past) == 4 and heads > 0:
+        out = (*query[:2], past[3] * heads)
+    return [Fact(out, dtype), *(Fact(ctx.shape(index), ctx.dtype(index)) for index in (3, 4))]
 
 
 @rule("NPUFlashAttention", "NPUPromptFlashAttention", "NPUIncreFlashAttention", domain="npu")

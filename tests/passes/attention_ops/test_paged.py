@@ -554,4 +554,4 @@ def test_other_targets(target: Target) -> None:
     case = Case()
     (block,) = fused(case.model(case.feeds(), opset=23), target)[1].blocks
     assert (block.status, block.code) == ("declined", "ready_made")
-    assert "pages" in (block.reason or "")
+    assert "written in place" in (block.reason or "")
