@@ -17,7 +17,8 @@ prefill_numerics and use_fp32_arithmetic choose further roundings to bfloat16, w
 x * sigmoid(x) is written as x / (1 + exp(-x)): ONNX Runtime's Sigmoid is 0 below -18, and 2e-4 off at -10.
 
 This is done for the target ort, after everything else, because a Swish may belong to what is fused. What has parts that
-are not known, or types and sizes that are not, stays as it is, and the report says why.
+are not known, or types and sizes that are not, stays as it is, and the report says why. So do the indexers of selected
+keys.
 """
 
 from __future__ import annotations
@@ -49,14 +50,17 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
     for graph in graphs:
         builder, changed = Builder(graph, names, info), False
         for node in list(graph):
-            writing = WRITINGS.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+            key = "" if node.domain == "ai.onnx" else node.domain, node.op_type
+            if (reason := STAYING.get(key)) is not None:
+                left.append(_stays(node, reason))
+            writing = WRITINGS.get(key)
             if writing is None:
                 continue
             place = builder.place
             results = attempt(partial(_results, node, writing, builder))
             if isinstance(results, Decline):
                 builder.go_back(place)
-                left.append(f"{label(node)}: {node.op_type} stays, which ONNX Runtime has no CPU kernel for: {results}")
+                left.append(_stays(node, str(results)))
                 continue
             for old, new in zip(node.outputs, results, strict=False):
                 if new is not None and (old.uses() or old.is_graph_output()):
@@ -67,6 +71,10 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
         if changed:
             restore_order(graph)
     return [_sentence(op_type, nodes) for op_type, nodes in written.items()], left
+
+
+def _stays(node: ir.Node, reason: str) -> str:
+    return f"{label(node)}: {node.op_type} stays, which ONNX Runtime has no CPU kernel for: {reason}"
 
 
 def _sentence(op_type: str, nodes: Sequence[str]) -> str:
@@ -229,3 +237,9 @@ WRITINGS: dict[tuple[str, str], Writing] = {
     ("", "SwiGLU"): _swiglu,
     ("", "Swish"): _swish,
 }
+POOLED = "it ranks blocks of pooled keys, and what it has pooled is in states of its own"
+STAYING = {
+    ("com.microsoft", name): POOLED
+    for name in ("SparseAttentionIndexer", "PackedSparseAttentionIndexer", "PackedSparseAttentionIndexerMerge")
+}
+"""Why operators in front of attention stay."""

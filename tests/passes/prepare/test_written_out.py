@@ -184,6 +184,7 @@ def test_rms_norm_rotary(types: tuple[str, str], attrs: dict[str, Any], position
         ("SwiGLU", {"gate": np.zeros((2, 3), np.float32)}, {}, "3 columns"),
         ("SwiGLU", {"gate": np.zeros((2, 4), np.float32)}, {"later": 1}, "the attribute 'later'"),
         ("SwiGLU", {"gate": np.zeros((2, 4), np.int32)}, {}, "another one than it takes"),
+        ("SparseAttentionIndexer", {"query": np.zeros((2, 4), np.float32)}, {}, "blocks of pooled keys"),
         ("RMSNormRotary", {}, {"rotary_embedding_dim": 20}, "20 of the 16 columns from 0 on"),
         ("RMSNormRotary", {}, {"rotary_embedding_dim": 8, "input_start": 9, "input_width": 8}, "from 9 on"),
         ("RMSNormRotary", {}, {"rotary_embedding_dim": 8, "flatten_batch": 1}, "one position for several"),
