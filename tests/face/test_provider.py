@@ -22,6 +22,8 @@ from fa_compiler import provider
 from fa_compiler.provider.__main__ import USAGE, main
 from fa_compiler.provider.matching import Replacement, replacement
 from tests.built_library import choose_library
+from tests.passes import running
+from tests.passes.attention_ops import test_dynamic_sparse, test_paged
 
 from .builders import HEADS, SIZE, attention, feeds, in_a_function, plain, saved
 
@@ -824,3 +826,35 @@ def test_the_report_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "fa_compiler")
     session_of(attention())
     assert "attention: 1 fused (of 1)" in caplog.text
+
+
+@pytest.mark.skipif(RELEASE < (1, 32), reason="this ONNX Runtime does not have all of the operators")
+@pytest.mark.parametrize("name", ["PagedAttention", "SparsePagedAttention", "DynamicSparseAttention"])
+def test_attention_without_a_cpu_kernel(seen: provider.Overheard, name: str) -> None:
+    """ONNX Runtime alone does not load the model."""
+    case: test_paged.Case | test_dynamic_sparse.Case = test_paged.Case(selected=6 * (name == "SparsePagedAttention"))
+    if name == "DynamicSparseAttention":
+        case = test_dynamic_sparse.Case()
+    given = case.feeds()
+    model = case.model(given)
+    with pytest.raises(Exception, match="NOT_IMPLEMENTED"):
+        ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    got = session_of(model).run(None, given)
+    assert fused(seen) == [1]
+    wanted = running.run(running.fused(model)[0], given)
+    for left, right in zip(got, wanted, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
+@pytest.mark.skipif(RELEASE < (1, 32), reason="this ONNX Runtime does not have the operator")
+def test_a_gate_without_a_cpu_kernel(seen: provider.Overheard) -> None:
+    """A model without attention is claimed, too, where it would not load."""
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("gate", "up", "y")]
+    node = helper.make_node("SwiGLU", ["gate", "up"], ["y"], domain="com.microsoft")
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(helper.make_graph([node], "gate", values[:2], values[2:]), opset_imports=opsets)
+    model.ir_version = 10
+    inputs = {name: np.linspace(-9, 9, 12, dtype=np.float32).reshape(3, 4) for name in ("gate", "up")}
+    gate = inputs["gate"].astype(np.float64)
+    np.testing.assert_allclose(session_of(model).run(None, inputs)[0], gate**2 / (1 + np.exp(-gate)), rtol=1e-6)
+    assert [bool(report.written_out) for report in seen.reports] == [True]
