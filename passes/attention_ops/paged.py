@@ -90,9 +90,9 @@ class _Conversion(PagedCall):
         cache, sizes = self.required("key_cache"), self.sizes
         if not takes_pages(sizes.heads, sizes.kv_heads, sizes.size, self._block_size):
             return None
-        if self.input("head_sink") is not None or self.window > 0 or self.is_latent or self.dtype(cache) == INT8:
+        if self.input("head_sink") is not None or self.is_latent or self.dtype(cache) == INT8:
             return None
-        return SingleTokens.of(self.sequences, self.pages)
+        return SingleTokens.of(self.sequences, self.pages, self.window)
 
     @property
     def _block_size(self) -> int | None:
@@ -111,5 +111,5 @@ class _Conversion(PagedCall):
             "block_size": block_size,
             **self._scaling(),
         }
-        made = self.added(single_tokens.OP, {**single.inputs(given.query, given.caches)}, attrs, 0)
+        made = self.added(single_tokens.OP, single.inputs(given.query, given.caches), attrs, 0)
         return single.joined(out, made.outputs[0], self.kind)

@@ -5,15 +5,16 @@
     all others                   FlashAttentionScore, in which the former have no keys and get rows of 0
     the result                   that of FlashAttentionScore, into which the rows of IncreFlashAttention are written
 
-The two give the same: a single token is the last one of its sequence and sees all keys, causal or not.
-IncreFlashAttention has no window, no sink, and pages of limited sizes only; where these are needed, the keys of all
-sequences are gathered.
+The two give the same: a single token is the last one of its sequence and sees all keys, causal or not. For a window the
+block table begins with the page of the first key in it, and a mask excludes the keys in front of it in that page.
+IncreFlashAttention has no sink, and pages of limited sizes only; where these are needed, the keys of all sequences are
+gathered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -35,17 +36,22 @@ def takes_pages(heads: int, kv_heads: int, size: int, block_size: int | None) ->
 
 @dataclass(frozen=True)
 class SingleTokens:
-    """The sequences of one token, each with its token, and behind an entry without keys the rows of the block table,
-    int32 [count + 1, blocks of a sequence], and the numbers of keys, int64 [count + 1]."""
+    """The sequences of one token.
+
+    `tokens` int64 [count] are the tokens. Behind an entry without keys, `table` int32 [count + 1, blocks] has the rows
+    of the block table, `lengths` int64 [count + 1] the numbers of keys, and `excluded`, booleans [count + 1, keys], the
+    keys in front of a window.
+    """
 
     builder: Builder
     tokens: ir.Value
     table: ir.Value
     lengths: ir.Value
+    excluded: ir.Value | None = None
 
     @staticmethod
-    def of(sequences: Sequences, pages: Pages) -> SingleTokens:
-        """Those of a run."""
+    def of(sequences: Sequences, pages: Pages, window: int) -> SingleTokens:
+        """Those of a run, which see `window` keys at most; all where that is below 0."""
         builder, alone = sequences.builder, sequences.is_single
         tokens, past = (
             builder.op("Compress", [value, alone], INT64, {"axis": 0}) for value in (sequences.begins, sequences.past)
@@ -57,9 +63,31 @@ class SingleTokens:
         nothing = builder.op("Expand", [first, width], ir.DataType.INT32)
         table = builder.op("Concat", [nothing, rows], ir.DataType.INT32, {"axis": 0})
         lengths = builder.op("Concat", [builder.ints([0]), counts], INT64, {"axis": 0})
-        return SingleTokens(builder, tokens, table, lengths)
+        every = SingleTokens(builder, tokens, table, lengths)
+        return every if window < 0 else every._within(window, pages.block_size)
 
-    def inputs(self, query: ir.Value, caches: Sequence[ir.Value]) -> dict[str, ir.Value]:
+    def _within(self, window: int, block_size: ir.Value) -> SingleTokens:
+        """The same with the pages of the last `window` keys."""
+        builder, most = self.builder, self.builder.dimension(self.table, 1)
+        touched = builder.op(
+            "Div", [builder.op("Add", [block_size, builder.ints([window - 2])], INT64), block_size], INT64
+        )
+        count = builder.op("Min", [builder.op("Add", [touched, builder.ints([1])], INT64), most], INT64)
+        earliest = builder.op("Add", [self.lengths, builder.ints([-window])], INT64)
+        first = builder.op("Max", [earliest, builder.ints([0])], INT64)
+        skipped = builder.op("Div", [first, block_size], INT64)
+        before = builder.op("Mul", [skipped, block_size], INT64)
+        ahead = builder.op("Add", [builder.units("Unsqueeze", skipped, (1,)), builder.range(count)], INT64)
+        last = builder.op("Sub", [most, builder.ints([1])], INT64)
+        columns = builder.op("Min", [ahead, last], INT64)
+        table = builder.op("GatherElements", [self.table, columns], ir.DataType.INT32, {"axis": 1})
+        begin = builder.units("Unsqueeze", builder.op("Sub", [first, before], INT64), (1,))
+        places = builder.range(builder.op("Mul", [count, block_size], INT64))
+        excluded = builder.op("Less", [places, begin], ir.DataType.BOOL)
+        lengths = builder.op("Sub", [self.lengths, before], INT64)
+        return replace(self, table=table, lengths=lengths, excluded=excluded)
+
+    def inputs(self, query: ir.Value, caches: Sequence[ir.Value]) -> dict[str, ir.Value | None]:
         """The inputs of IncreFlashAttention for a query [T, heads, size] and caches [blocks, tokens, heads, size]."""
         builder, dtype = self.builder, self.builder.info.dtype(query)
         shape = builder.info.shape(query)
@@ -74,6 +102,7 @@ class SingleTokens:
             "query": rows,
             "key": key,
             "value": value,
+            "atten_mask": self.excluded,
             "actual_seq_lengths": self.lengths,
             "block_table": self.table,
         }

@@ -451,6 +451,13 @@ def test_the_caches_are_written_in_place() -> None:
     [
         (Case(new=(1, 1, 1), past=(0, 15, 40), attrs={"softcap": 0.7}), True),
         (Case(new=(1, 0, 5), past=(7, 3, 20), dtype="float32", rotary=16), True),
+        *(
+            (
+                Case(new=(1, 1, 1, 2, 1), past=(0, 31, 32, 40, 70), dtype="float32", attrs={"local_window_size": size}),
+                True,
+            )
+            for size in (1, 2, 16, 17, 33, 100)
+        ),
         (Case(new=(1, 1), past=(3, 30), block=8), False),
         (Case(new=(1, 1), past=(3, 30), sink=True), False),
         (Case(new=(1, 1), past=(3, 30), int8="PER_TENSOR"), False),
@@ -461,7 +468,7 @@ def test_the_caches_are_written_in_place() -> None:
 def test_a_single_token_reads_the_pages_where_they_lie(case: Case, is_read: bool) -> None:
     result, _ = fused(case.model(case.feeds()))
     assert ("IncreFlashAttention" in [node.op_type for node in result.graph.node]) == is_read
-    check(case, levels=LEVELS[:1])
+    check(case, "packed+band" if "local_window_size" in case.attrs else "packed+causal", LEVELS[:1])
 
 
 def test_layers_share_the_places() -> None:
