@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 
+from fa_compiler.passes.values.shapes import analyse
 from tests.passes.running import LEVELS, Array, assert_same, fused, run
 
-CONTRIB = "com.microsoft"
+CONTRIB, FLOAT = "com.microsoft", ir.DataType.FLOAT
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
 """One rounding to the type, and those of float32 before."""
 EDGES = (0.0, -0.0, 1e-30, -17.0, -30.0, -80.0, 88.0, 300.0, np.inf, np.nan)
@@ -212,3 +214,41 @@ def test_other_targets_keep_them() -> None:
         result, report = fused(model, target)
         assert "SwiGLU" in [node.op_type for node in result.graph.node]
         assert not report.written_out
+
+
+@pytest.mark.parametrize(
+    ("op_type", "shapes", "attrs", "wanted"),
+    [
+        ("SwiGLU", {"gate": [2, 6]}, {}, [(2, 3)]),
+        ("SwiGLU", {"gate": [2, 6], "up": [2, 6]}, {}, [(2, 6)]),
+        ("RMSNormRotary", {"x": [2, 3, 4, 16]}, {"rotary_embedding_dim": 8}, [(2, 3, 64), (2, 3, 4, 16)]),
+        (
+            "RMSNormRotary",
+            {"x": [2, 3, 4, 16]},
+            {"rotary_embedding_dim": 8, "input_width": 8, "flatten_batch": 1},
+            [(1, 6, 32), (2, 3, 4, 8)],
+        ),
+        (
+            "PagedAttention",
+            {"q": [5, 64], "k": [5, 32], "v": [5, 32], "kc": [9, 16, 2, 16], "vc": [9, 16, 2, 16]},
+            {"num_heads": 4},
+            [(5, 64), (9, 16, 2, 16), (9, 16, 2, 16)],
+        ),
+        (
+            "DynamicSparseAttention",
+            {"q": [2, 5, 64], "k": [2, 5, 32], "v": [2, 5, 32], "pk": [2, 2, 9, 16], "pv": [2, 2, 9, 16]},
+            {"num_heads": 4},
+            [(2, 5, 64), (2, 2, 9, 16), (2, 2, 9, 16)],
+        ),
+    ],
+)
+def test_shapes(
+    op_type: str, shapes: dict[str, list[int]], attrs: dict[str, int], wanted: list[tuple[int, ...]]
+) -> None:
+    """What reads the results of these operators knows their sizes."""
+    inputs = [ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(FLOAT)) for name, shape in shapes.items()]
+    node = ir.node(op_type, inputs, attrs, domain=CONTRIB, num_outputs=len(wanted))
+    graph = ir.Graph(inputs, node.outputs, nodes=[node], opset_imports={"": 21, CONTRIB: 1})
+    info = analyse(ir.Model(graph, ir_version=10))
+    for output, shape in zip(node.outputs, wanted, strict=True):
+        assert tuple(size.const for size in info.shape(output) or ()) == shape
