@@ -28,7 +28,7 @@ class LostKernel:
 @functools.cache
 def lost_kernels() -> tuple[LostKernel, ...]:
     """The rows."""
-    lines = resources.files(__package__).joinpath("lost_kernels.tsv").read_text().splitlines()[2:]
+    lines = resources.files(__package__).joinpath("lost_kernels.tsv").read_text(encoding="utf-8").splitlines()[2:]
     rows = (line.split("\t") for line in lines)
     return tuple(
         LostKernel(operator, int(first), int(last), *(tuple(kinds.replace("-", "").split()) for kinds in (given, made)))

@@ -14,7 +14,7 @@ from importlib import resources
 
 @functools.cache
 def _since() -> dict[tuple[str, str], int]:
-    lines = resources.files(__package__).joinpath("runtime_schemas.tsv").read_text().splitlines()[2:]
+    lines = resources.files(__package__).joinpath("runtime_schemas.tsv").read_text(encoding="utf-8").splitlines()[2:]
     rows = (line.split("\t") for line in lines)
     return {("" if domain == "ai.onnx" else domain, name): int(since) for domain, name, since in rows}
 

@@ -41,7 +41,7 @@ FEW = 12
 @cache
 def soc_versions() -> dict[str, SocVersion]:
     """All SoC versions by name."""
-    lines = resources.files(__package__).joinpath("soc_versions.tsv").read_text().splitlines()[1:]
+    lines = resources.files(__package__).joinpath("soc_versions.tsv").read_text(encoding="utf-8").splitlines()[1:]
     rows = [line.split("\t") for line in lines]
     return {row[0]: SocVersion(row[0], row[1], int(row[2]), *(int(n) if n else None for n in row[3:])) for row in rows}
 

@@ -56,7 +56,7 @@ def build(job: Job) -> RouteResult:
     if used:
         (job.folder / PLUGIN).mkdir()
         for name, text in plugin.files(used, job.request.cann).items():
-            (job.folder / PLUGIN / name).write_text(text)
+            (job.folder / PLUGIN / name).write_text(text, encoding="utf-8", newline="\n")
         before.append(f"build and install ATC's plugin for {', '.join(used)}, as {PLUGIN}/README.md says")
     return _written(job, model, fused, notes, before)
 

@@ -227,7 +227,7 @@ def _lines(report: ShardReport) -> list[str]:
 
 
 def _write(path: Path, content: object) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8", newline="\n")
 
 
 def _cluster(request: Request, ranks: Sequence[Rank]) -> dict[str, Any]:

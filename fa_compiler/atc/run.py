@@ -116,7 +116,8 @@ def run(
         _script(folder / SCRIPT, script(title, [words], built.before))
         if request.single_op:
             write_all(built, folder, request)
-        (folder / REPORT).write_text(json.dumps(_report(job, built, words), indent=2, ensure_ascii=False) + "\n")
+        text = json.dumps(_report(job, built, words), indent=2, ensure_ascii=False)
+        (folder / REPORT).write_text(text + "\n", encoding="utf-8", newline="\n")
         if loaded.weights is not None:
             loaded.weights.check()
     return report, built
@@ -188,5 +189,5 @@ def _report(job: Job, built: RouteResult, words: list[str]) -> dict[str, object]
 
 
 def _script(path: Path, text: str) -> None:
-    path.write_text(text)
+    path.write_text(text, encoding="utf-8", newline="\n")
     path.chmod(0o755)

@@ -53,11 +53,11 @@ def write_all(built: RouteResult, folder: Path, request: Request) -> list[Path]:
             seen.add(signature)
             (folder / FOLDER).mkdir(exist_ok=True)
             files.append(folder / FOLDER / f"{op.type}_{len(files)}.json")
-            files[-1].write_text(text_of(op, files[-1].stem, values))
+            files[-1].write_text(text_of(op, files[-1].stem, values), encoding="utf-8", newline="\n")
     if files:
         title = f"Compiles each fused operator alone for {request.soc.name}, into the folder single_op."
         commands = [command(f"{FOLDER}/{file.name}", FOLDER, request.soc.name, request.precision) for file in files]
-        (folder / SCRIPT).write_text(script(title, commands))
+        (folder / SCRIPT).write_text(script(title, commands), encoding="utf-8", newline="\n")
         (folder / SCRIPT).chmod(0o755)
     return files
 

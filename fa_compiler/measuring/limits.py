@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -77,8 +78,12 @@ def foreseen(known: Iterable[tuple[int, int]], length: int) -> int:
 
 def free_memory() -> int | None:
     """The bytes that a process could have on this machine; None where the system does not tell."""
+    if sys.platform == "win32":
+        from fa_compiler.measuring import windows
+
+        return windows.free_memory()
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return None
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]

@@ -25,10 +25,14 @@ def own_peak() -> int:
 
     What Linux's getrusage calls the largest resident set includes the one of the process that started this one.
     """
+    if sys.platform == "win32":
+        from fa_compiler.measuring import windows
+
+        return windows.own_peak()
     if sys.platform == "darwin":
         import resource
 
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
     (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024

@@ -73,16 +73,18 @@ def _files(folder: Path) -> list[str]:
 
 def _listed(folder: Path) -> set[str]:
     try:
-        report = json.loads((folder / REPORT).read_text())
+        report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
         return {str(name) for name in report["files"]} | {REPORT}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
 
 
 def _write_list(folder: Path) -> None:
-    report = json.loads((folder / REPORT).read_text())
+    report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     report["files"] = [name for name in _files(folder) if name != REPORT]
-    (folder / REPORT).write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+    (folder / REPORT).write_text(
+        json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
+    )
 
 
 def _replace(place: Path, target: Path) -> None:

@@ -21,7 +21,7 @@ import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.errors import InputError
-from fa_compiler.model_files import wire
+from fa_compiler.model_files import positional, wire
 from fa_compiler.protos import tensors
 
 LARGE = 1 << 16
@@ -53,7 +53,7 @@ class FileWeights:
         self._real = path.resolve()
         # A resolved path holds no ".": this path cannot be the location of a user's data file.
         self.location = f"{self._real.parent}{os.sep}{os.curdir}{os.sep}{self._real.name}"
-        self.descriptor = os.open(path, os.O_RDONLY)
+        self.descriptor = positional.open_shared(path)
         weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         self._state, self.size = _state(found), found.st_size
@@ -84,7 +84,7 @@ class FileWeights:
         self.check()
         while count:
             try:
-                chunk = os.pread(self.descriptor, min(count, _CHUNK), start)
+                chunk = positional.read_at(self.descriptor, min(count, _CHUNK), start)
             except OSError as error:
                 raise InputError(f"{self.path} cannot be read: {error.strerror or error}") from None
             if not chunk:
@@ -208,7 +208,7 @@ class _Kept:
 
     def _read(self) -> None:
         while self._start < self._stop:
-            part = os.pread(self._descriptor, self._stop - self._start, self._start)
+            part = positional.read_at(self._descriptor, self._stop - self._start, self._start)
             if not part:
                 raise wire.Malformed
             self._parts.append(part)

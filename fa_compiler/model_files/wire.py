@@ -6,9 +6,10 @@ such a message is damaged or merely unusual.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
+
+from fa_compiler.model_files import positional
 
 LENGTH_DELIMITED = 2
 """The wire type of strings, bytes, messages and packed numbers."""
@@ -43,7 +44,7 @@ class Bytes:
     @classmethod
     def of_file(cls, descriptor: int) -> Bytes:
         """The bytes of an open file."""
-        return cls(lambda count, position: os.pread(descriptor, count, position))
+        return cls(lambda count, position: positional.read_at(descriptor, count, position))
 
     @classmethod
     def of(cls, content: bytes) -> Bytes:

@@ -14,6 +14,7 @@ from pathlib import Path
 import onnx
 
 from fa_compiler.errors import InputError
+from fa_compiler.model_files import positional
 from fa_compiler.model_files.destination import is_same, is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
 from fa_compiler.model_files.reading import LoadedModel
@@ -97,7 +98,7 @@ class Staging:
                     raise InputError(f"{move.target} is a folder; give the name of the file to write")
                 if move.place.exists():
                     move.written.chmod(stat.S_IMODE(move.place.stat().st_mode))
-                move.written.replace(move.place)
+                positional.replace(move.written, move.place)
             except OSError as error:
                 raise cannot_write(move.target, error) from None
             del self._moves[0]
@@ -334,8 +335,7 @@ def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
         source, size, position = file.fileno(), os.fstat(file.fileno()).st_size, 0
         while position < size:
             try:
-                position = os.lseek(source, position, os.SEEK_DATA)
-                stop = os.lseek(source, position, os.SEEK_HOLE)
+                position, stop = _part_of(source, position, size)
             except OSError as error:
                 if error.errno == errno.ENXIO:
                     return
@@ -343,6 +343,14 @@ def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
             while position < stop:
                 position += _copy_some(source, target, position, shift + position, min(stop - position, _STEP))
                 yield shift + position
+
+
+def _part_of(source: int, position: int, size: int) -> tuple[int, int]:
+    """Where the next bytes that are no hole begin and end, as far as the system tells. Raises OSError."""
+    if not hasattr(os, "SEEK_DATA"):  # not on Windows
+        return position, size
+    position = os.lseek(source, position, os.SEEK_DATA)
+    return position, os.lseek(source, position, os.SEEK_HOLE)
 
 
 def _copy_some(source: int, target: int, start: int, place: int, count: int) -> int:
@@ -354,10 +362,10 @@ def _copy_some(source: int, target: int, start: int, place: int, count: int) -> 
         except OSError as error:
             if error.errno not in _NO_KERNEL_COPY:
                 raise
-    chunk = os.pread(source, min(count, _CHUNK), start)
+    chunk = positional.read_at(source, min(count, _CHUNK), start)
     if not chunk:
         raise OSError(None, "the weights became shorter while they were copied")
-    return os.pwrite(target, chunk, place)
+    return positional.write_at(target, chunk, place)
 
 
 def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: int, place: int, name: str) -> int:
@@ -367,7 +375,7 @@ def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: 
     for chunk in content:
         view, done = memoryview(chunk), 0
         while done < len(view):
-            done += os.pwrite(target, view[done : done + _CHUNK], end + done)
+            done += positional.write_at(target, view[done : done + _CHUNK], end + done)
         end += done
     tensors.make_external(tensor, name, place, end - place)
     return end
@@ -390,6 +398,8 @@ def _aligned(offset: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
+    if not positional.opens_folders():
+        return
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -78,7 +78,7 @@ def _link(measured: Benchmark, place: Path | None) -> str:
     if place is None:
         return ""
     page, title = page_beside(place), f"<title>{escape(title_of(measured.report))}</title>"
-    if page == place or not page.is_file() or title not in page.read_text(errors="replace"):
+    if page == place or not page.is_file() or title not in page.read_text(encoding="utf-8", errors="replace"):
         return ""
     return f"; <a href='{escape(quote(page.name))}'>{escape(page.name)}</a> shows them"
 

@@ -97,7 +97,7 @@ def drawings(drawn: Drawn) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text()
+    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 # -- the summary --------------------------------------------------------------------------------------

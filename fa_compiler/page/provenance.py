@@ -76,7 +76,7 @@ def _machine() -> str:
 
 def _processor() -> str:
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             key, _, value = line.partition(":")
             if key.strip() == "model name":
                 return value.strip()

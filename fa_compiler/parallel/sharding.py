@@ -159,4 +159,4 @@ def _write(proto: onnx.ModelProto, loaded: LoadedModel, target: Path, sharded: S
         with staging() as stage:
             write_model(proto, loaded, folder / MODEL, stage, sharded.fusion)
             stage.commit()
-        (folder / REPORT).write_text(json.dumps(sharded.to_json()))
+        (folder / REPORT).write_text(json.dumps(sharded.to_json()), encoding="utf-8", newline="\n")

@@ -100,7 +100,7 @@ class _Body(FunctionWriter):
     def sequences(self, tokens: str) -> tuple[str, str]:
         """For each token the number of its sequence, and the first token of that."""
         lengths = self.long("actual_seq_lengths")
-        ends = self.op("CumSum", lengths, self.constant(np.array(0)))
+        ends = self.op("CumSum", lengths, self.constant(np.array(0, np.int64)))
         place = self.op("Unsqueeze", self.places(tokens), self.ints(1))
         behind = self.op("Cast", self.op("GreaterOrEqual", place, ends), to=TensorProto.INT64)
         sequence = self.op("ReduceSum", behind, self.ints(1), keepdims=0)
@@ -108,13 +108,13 @@ class _Body(FunctionWriter):
 
     def places(self, tokens: str) -> str:
         """The numbers of the tokens."""
-        zero, one = (self.constant(np.array(number)) for number in (0, 1))
+        zero, one = (self.constant(np.array(number, np.int64)) for number in (0, 1))
         return self.op("Range", zero, self.op("Squeeze", tokens, self.ints(0)), one)
 
     def blocks(self, tokens: str) -> tuple[str, str]:
         """For each token the block that it reads, and the one that it writes."""
         sequence, first = self.sequences(tokens)
-        place, one = self.places(tokens), self.constant(np.array(1))
+        place, one = self.places(tokens), self.constant(np.array(1, np.int64))
         start = first
         if "num_accepted_tokens" in self.inputs:
             accepted = self.op("Gather", self.long("num_accepted_tokens"), sequence)

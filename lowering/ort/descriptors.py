@@ -191,7 +191,7 @@ def snake(name: str) -> str:
 
 def main() -> int:
     """Write the file into the checkout that contains this module."""
-    PATH.write_text(render())
+    PATH.write_text(render(), encoding="utf-8", newline="\n")
     print(PATH)
     return 0
 

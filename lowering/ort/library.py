@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import importlib.util
+import sys
 import weakref
 from pathlib import Path
 
@@ -12,8 +12,7 @@ import onnxruntime as ort
 
 from fa_compiler.op_registry.errors import FaCompilerError
 
-_STEM = "libfa_compiler_ort"
-_FILE = f"{_STEM}.so"
+_FILE = "fa_compiler_ort.dll" if sys.platform == "win32" else "libfa_compiler_ort.so"
 
 OPERATORS = "fa_compiler.operators"
 """An entry of the options of a session whose fused nodes are of few types, of domain `ascend` alone: these types, with
@@ -34,16 +33,10 @@ class LibraryNotBuilt(FaCompilerError, RuntimeError):
 def library_path() -> str:
     """The absolute path of the compiled library. Raises LibraryNotBuilt.
 
-    The library is beside this module in a regular installation. In an editable one it is in site-packages, where only
-    the import system and the distribution's record can find it. In a checkout that was only compiled it is under
-    build/.
+    The library is beside this module in a regular installation. In an editable one it is in site-packages, where the
+    distribution's record finds it. In a checkout that was only compiled it is under build/.
     """
-    # The library is not a module. find_spec finds it nevertheless, also through the import hook of an editable
-    # installation.
-    spec = importlib.util.find_spec(f"{__package__}.{_STEM}")
-    if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
-        return str(Path(spec.origin).resolve())
-    for path in (_recorded(), *_built()):
+    for path in (Path(__file__).with_name(_FILE), _recorded(), *_built()):
         if path is not None and path.is_file():
             return str(path.resolve())
     raise LibraryNotBuilt

@@ -240,7 +240,7 @@ def _has_several_keys(call: OpConverter) -> ir.Value:
     """Whether the run has several keys, a bool. Where it has one, ONNX Runtime runs its other kernel."""
     builder = call.builder
     total = builder.op("Reshape", [builder.cast(call.required_input(TOTAL), INT64), builder.ints([])], INT64)
-    return builder.op("Greater", [total, builder.constant(np.array(1), "number")], ir.DataType.BOOL)
+    return builder.op("Greater", [total, builder.constant(np.array(1, np.int64), "number")], ir.DataType.BOOL)
 
 
 def _only_if(call: OpConverter, condition: ir.Value, part: ExcludedPositions) -> ExcludedPositions:

@@ -153,9 +153,9 @@ class _OfAnyLength(Sharder):
     def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
         """With one token, a size of 1 is that of the sequence, or of an operand that is repeated for it: both have no
         token where the rank has none."""
-        one = self.constant(np.array([1]))
+        one = self.constant(np.array([1], np.int64))
         divisor = self.larger(length, one)
-        limit = self.smaller(divisor, self.constant(np.array([2])))
+        limit = self.smaller(divisor, self.constant(np.array([2], np.int64)))
         return divisor, self.emit("Sub", [limit, one], INT64)
 
     def joined(self, node: ir.Node, place: Place) -> ir.Value:
@@ -211,12 +211,14 @@ class CacheSharder(_OfAnyLength):
         """The number of keys where it is no sum of known sizes."""
         node, total = self.first.node, self.past.part[1]
         if self.first.count is not None:
-            count = self.emit("Reshape", [self.whole(self.first.count, node), self.constant(np.array([1]))], INT64)
+            count = self.emit(
+                "Reshape", [self.whole(self.first.count, node), self.constant(np.array([1], np.int64))], INT64
+            )
             return self.cast(count, self.info.dtype(self.first.count), INT64)
         for value in self.first.new:
             sizes = self.emit("Shape", [self.whole(value, node)], INT64)
             place = int_attr(node, "axis", 0) % len(self.shape(value, node))
-            count = self.emit("Gather", [sizes, self.constant(np.array([place]))], INT64, {"axis": 0})
+            count = self.emit("Gather", [sizes, self.constant(np.array([place], np.int64))], INT64, {"axis": 0})
             total = self.emit("Add", [total, count], INT64)
         return total
 
@@ -257,7 +259,7 @@ class CacheSharder(_OfAnyLength):
         dtype, (_, before, held) = self.info.dtype(rows.outputs[0]), self.past.part
         data = self.emit("Concat", [own, *(self.whole(other, rows) for other in others)], dtype, {"axis": axis})
         entries = [self.local(entry, Place(axis), node) for entry in gather.entries]
-        source, ranks = entries[axis], self.constant(np.array(self.ranks))
+        source, ranks = entries[axis], self.constant(np.array(self.ranks, np.int64))
         kept = self.emit("Less", [source, before], BOOL)
         moved = self.emit("Add", [self.emit("Sub", [source, before], INT64), held], INT64)
         entries[axis] = self.emit("Where", [kept, self.emit("Div", [source, ranks], INT64), moved], INT64)

@@ -411,11 +411,11 @@ def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, 
     if len(entries) != width or (dim := _counts_along(sharder, entries[part])) is None:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
     forms = [sharder.local(entry, Place(dim), node) for entry in entries]
-    zero, one = (sharder.constant(np.array(number)) for number in (0, 1))
+    zero, one = (sharder.constant(np.array(number, np.int64)) for number in (0, 1))
     _, _, count = sharder.part
     scalar = sharder.emit("Reshape", [count, sharder.constant(np.zeros(0, np.int64))], INT64)
     line = sharder.emit("Range", [zero, scalar, one], INT64)
-    line = sharder.emit("Reshape", [line, sharder.constant(np.array([-1] + [1] * (rank - 1 - dim)))], INT64)
+    line = sharder.emit("Reshape", [line, sharder.constant(np.array([-1] + [1] * (rank - 1 - dim), np.int64))], INT64)
     forms[part] = sharder.emit("Add", [sharder.emit("Mul", [forms[part], zero], INT64), line], INT64)
     return sharder.clone(join, forms).outputs[0], dim
 

@@ -178,14 +178,14 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
         raise Refusal("it does not cut one known dimension", node)
     begin, end, step = (input_of(node, index) for index in (1, 2, 4))
     _, length, _ = sharder.part
-    zero, one = sharder.constant(np.array(0)), sharder.constant(np.array(1))
+    zero, one = sharder.constant(np.array(0, np.int64)), sharder.constant(np.array(1, np.int64))
     every = sharder.emit("Range", [zero, _scalar(sharder, length), one], INT64)
     first, last, *steps = (
         sharder.cast(sharder.whole(bound, node), _known_dtype(sharder, bound, node), INT64)
         for bound in (begin, end, step)
         if bound is not None
     )
-    indices = sharder.emit("Slice", [every, first, last, sharder.constant(np.array([0])), *steps], INT64)
+    indices = sharder.emit("Slice", [every, first, last, sharder.constant(np.array([0], np.int64)), *steps], INT64)
     return _select(sharder, node, data, bounds[0][0], indices)
 
 
@@ -305,7 +305,7 @@ def _sum(sharder: Sharder, value: ir.Value, axes: list[int], dtype: ir.DataType,
     keeps = {"keepdims": int_attr(node, "keepdims", 1)}
     if sharder.opset < AXES_ARE_INPUT:
         return sharder.emit("ReduceSum", [value], dtype, {**keeps, "axes": axes})
-    return sharder.emit("ReduceSum", [value, sharder.constant(np.array(axes))], dtype, keeps)
+    return sharder.emit("ReduceSum", [value, sharder.constant(np.array(axes, np.int64))], dtype, keeps)
 
 
 def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtype: ir.DataType) -> ir.Value:
@@ -313,8 +313,8 @@ def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtyp
     there are none, whose mean is 0."""
     _, length, count = sharder.part
     sizes = sharder.emit("Shape", [local], INT64)
-    sizes = sharder.emit("Gather", [sizes, sharder.constant(np.array(axes))], INT64, {"axis": 0})
+    sizes = sharder.emit("Gather", [sizes, sharder.constant(np.array(axes, np.int64))], INT64, {"axis": 0})
     own = sharder.emit("ReduceProd", [sizes], INT64, {"keepdims": 0})
     every = sharder.emit("Mul", [sharder.emit("Div", [own, count], INT64), length], INT64)
-    every = _scalar(sharder, sharder.larger(every, sharder.constant(np.array(1))))
+    every = _scalar(sharder, sharder.larger(every, sharder.constant(np.array(1, np.int64))))
     return sharder.cast(every, INT64, dtype)

@@ -135,8 +135,10 @@ def _owners(emit: RankEmitter, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
             raise Refusal(f"it picks a token that {told}", emit.place)
         return emit.constant(owner[known]), emit.constant(place[known])
     numbers = emit.cast(indices, INT64)
-    negative = emit.op("Less", [numbers, emit.constant(np.array(0))])
-    numbers = emit.op("Where", [negative, emit.op("Add", [numbers, emit.constant(np.array(rank.length))]), numbers])
+    negative = emit.op("Less", [numbers, emit.constant(np.array(0, np.int64))])
+    numbers = emit.op(
+        "Where", [negative, emit.op("Add", [numbers, emit.constant(np.array(rank.length, np.int64))]), numbers]
+    )
     return emit.gather(emit.constant(owner), numbers, 0), emit.gather(emit.constant(place), numbers, 0)
 
 

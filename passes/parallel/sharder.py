@@ -354,7 +354,7 @@ class Sharder:
         sizes = []
         for part, dim in zip(parts, dims, strict=True):
             if part is None:
-                part = self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0})
+                part = self.emit("Gather", [every, self.constant(np.array([dim], np.int64))], INT64, {"axis": 0})
             sizes.append(part)
         return sizes
 
@@ -411,8 +411,8 @@ class Sharder:
             raise Refusal(f"the sizes of {value.name!r} are not proven to fit the sequence", node)
         whole, (positions, _, _) = self.whole(value, node), self.part
         sizes = self.emit("Shape", [whole], INT64)
-        last = self.emit("Gather", [sizes, self.constant(np.array([own.dim]))], INT64, {"axis": 0})
-        last = self.emit("Sub", [last, self.constant(np.array([1]))], INT64)
+        last = self.emit("Gather", [sizes, self.constant(np.array([own.dim], np.int64))], INT64, {"axis": 0})
+        last = self.emit("Sub", [last, self.constant(np.array([1], np.int64))], INT64)
         index = self.smaller(positions, last)
         return self.emit("Gather", [whole, index], self.info.dtype(value), {"axis": own.dim})
 
@@ -431,19 +431,19 @@ class Sharder:
 
     def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
         """By what the sizes of a target are divided for the rank's part, and above which number they are scaled."""
-        return length, self.constant(np.array([1]))
+        return length, self.constant(np.array([1], np.int64))
 
     def size(self, size: Dim) -> ir.Value | None:
         """A size as int64 [1], computed from the inputs; None where that is not possible."""
         if size.const is not None:
-            return self.constant(np.array([size.const]))
+            return self.constant(np.array([size.const], np.int64))
         if size == self.length:
             return self.part[1]
         for value, own in self.inputs.items():
             for dim, own_size in enumerate(self.info.shape(value) or ()):
                 if own_size == size and self.axes.get(value.name or "") != dim:
                     every = self.emit("Shape", [own], INT64)
-                    return self.emit("Gather", [every, self.constant(np.array([dim]))], INT64, {"axis": 0})
+                    return self.emit("Gather", [every, self.constant(np.array([dim], np.int64))], INT64, {"axis": 0})
         return self._composed(size)
 
     def _composed(self, size: Dim) -> ir.Value | None:
@@ -452,7 +452,7 @@ class Sharder:
             return None
         total: ir.Value | None = None
         for factor, atoms in size.products:
-            term = self.constant(np.array([factor]))
+            term = self.constant(np.array([factor], np.int64))
             for atom in atoms:
                 other = self.size(atom)
                 if other is None:

@@ -34,10 +34,10 @@ constexpr size_t kCount = 2 * 4 * 8 * 16;
 enum class GraphOptimizationLevel : int {};
 
 // clang-format off
-constexpr Slot<ort::Status*(const ort::Env*, const char*, const ort::SessionOptions*, ort::Session**)> CreateSession{7};
+constexpr Slot<ort::Status*(const ort::Env*, const ort::PathChar*, const ort::SessionOptions*, ort::Session**)> CreateSession{7};
 constexpr Slot<ort::Status*(ort::SessionOptions**)> CreateSessionOptions{10};
 constexpr Slot<ort::Status*(ort::SessionOptions*, GraphOptimizationLevel)> SetSessionGraphOptimizationLevel{23};
-constexpr Slot<ort::Status*(ort::Env*, const char*, const char*)> RegisterExecutionProviderLibrary{301};
+constexpr Slot<ort::Status*(ort::Env*, const char*, const ort::PathChar*)> RegisterExecutionProviderLibrary{301};
 // clang-format on
 
 ort::Api api;

@@ -234,7 +234,7 @@ TYPES = {
     "ONNXType": "Kind",
     "OrtOpAttrType": "AttributeKind",
     "OrtHardwareDeviceType": "DeviceKind",
-    "ORTCHAR_T": "char",  # on Linux
+    "ORTCHAR_T": "PathChar",
 }
 """Their name of a type -> ours. Other types lose their `Ort` only. `const OrtApi*`, the table itself, is `Api`."""
 

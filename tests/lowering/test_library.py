@@ -100,7 +100,7 @@ def test_both_names_give_an_absolute_path() -> None:
 
 
 def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_STEM", "libnothing")
+    monkeypatch.setattr(library, "_FILE", "libnothing.so")
     monkeypatch.setattr(library, "_recorded", lambda: None)
     monkeypatch.setattr(library, "_built", list)
     library_path.cache_clear()
@@ -116,7 +116,7 @@ def test_only_installed_builds_are_taken(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(library, "__file__", str(tmp_path / "lowering" / "ort" / "library.py"))
     for name in ("py3-none-linux_x86_64", "sanitize", "neon"):
         (tmp_path / "build" / name).mkdir(parents=True)
-        (tmp_path / "build" / name / "libfa_compiler_ort.so").touch()
+        (tmp_path / "build" / name / library._FILE).touch()
     assert [path.parent.name for path in library._built()] == ["py3-none-linux_x86_64"]
 
 

@@ -14,7 +14,7 @@ Proto = Any
 
 
 def _messages() -> dict[str, Any]:
-    text = resources.files(__package__).joinpath("ge_ir.proto").read_text()
+    text = resources.files(__package__).joinpath("ge_ir.proto").read_text(encoding="utf-8")
     # A separate pool: CANN's Python packages declare the same messages in the default one.
     pool = descriptor_pool.DescriptorPool()
     file = file_descriptor(text, "ge_ir.proto")

@@ -43,7 +43,7 @@ def takes(domain: str, op_type: str, version: int) -> bool:
 
 @cache
 def _table() -> Mapping[tuple[str, str], frozenset[int]]:
-    text = resources.files(__package__).joinpath("parser_ops.tsv").read_text()
+    text = resources.files(__package__).joinpath("parser_ops.tsv").read_text(encoding="utf-8")
     rows = (line.split("\t") for line in text.splitlines() if not line.startswith("#"))
     return {(domain, op): versions_in(text) for domain, op, text in rows}
 

@@ -195,7 +195,7 @@ NOTHING = PluginRow({})
 @cache
 def plugin_rows() -> Mapping[tuple[str, int], PluginRow]:
     """The table by operator and version."""
-    return rows_of(resources.files(__package__).joinpath("plugin_reads.tsv").read_text())
+    return rows_of(resources.files(__package__).joinpath("plugin_reads.tsv").read_text(encoding="utf-8"))
 
 
 def rows_of(text: str) -> Mapping[tuple[str, int], PluginRow]:

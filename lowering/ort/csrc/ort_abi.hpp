@@ -23,6 +23,13 @@ struct CustomOpDomain;
 
 using Api = const void* const*;
 
+// A character of a path or a file name.
+#if defined(_WIN32)
+using PathChar = wchar_t;
+#else
+using PathChar = char;
+#endif
+
 struct ApiBase {
   Api (*get_api)(uint32_t version);
   const char* (*version)();

@@ -29,7 +29,7 @@ def files(operators: Iterable[str], cann: str | None = None) -> dict[str, str]:
 
 
 def _filled(template: str, fields: dict[str, str]) -> str:
-    text = resources.files(__package__).joinpath(template).read_text()
+    text = resources.files(__package__).joinpath(template).read_text(encoding="utf-8")
     for mark, value in fields.items():
         text = text.replace(mark, value)
     return text

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <exception>
 #include <stdexcept>
+#include <string>
 #include <utility>
 
 #include "value_types.hpp"
@@ -83,11 +84,14 @@ void add_device(ort::Api api, ort::Env* env, ort::SessionOptions* options) {
 }
 
 void add_files(ort::Api api, ort::SessionOptions* options, const std::vector<Weight>& weights) {
-  std::vector<const char*> files;
+  using File = std::basic_string<ort::PathChar>;
+  std::vector<File> names;  // of ASCII
+  for (const Weight& weight : weights) names.emplace_back(weight.file.begin(), weight.file.end());
+  std::vector<const ort::PathChar*> files;
+  for (const File& name : names) files.push_back(name.c_str());
   std::vector<char*> buffers;
   std::vector<size_t> sizes;
   for (const Weight& weight : weights) {
-    files.push_back(weight.file.c_str());
     buffers.push_back(static_cast<char*>(const_cast<void*>(weight.data)));
     sizes.push_back(weight.bytes);
   }
@@ -111,10 +115,12 @@ ort::ep::Provider* nested_provider() {
   return &provider;
 }
 
+constexpr ort::PathChar kNoPath = 0;
+
 OptionsPtr nested_options(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger) {
   OptionsPtr copy = copy_of(api, options);
   set_nested(api, copy.get());
-  check(api, ort::SetOptimizedModelFilePath(api, copy.get(), ""));
+  check(api, ort::SetOptimizedModelFilePath(api, copy.get(), &kNoPath));
   ort::Severity told{};
   check(api, ort::Logger_GetLoggingSeverityLevel(api, logger, &told));
   if (told >= ort::Severity::warning) check(api, ort::SetSessionLogSeverityLevel(api, copy.get(), kFatal));

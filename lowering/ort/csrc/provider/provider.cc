@@ -15,6 +15,8 @@
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -189,7 +191,12 @@ void ComputeInfo::connect(const ort::Node* node, const Count& count_of, const Ge
 }
 
 void log(ort::Api api, const ort::Logger* logger, ort::Severity severity, const char* text) {
-  ort::Status* status = ort::Logger_LogMessage(api, logger, severity, text, kName, 0, "GetCapability");
+#if defined(_WIN32)
+  constexpr const wchar_t* kFile = L"FaCompilerExecutionProvider";
+#else
+  constexpr const char* kFile = kName;
+#endif
+  ort::Status* status = ort::Logger_LogMessage(api, logger, severity, text, kFile, 0, "GetCapability");
   if (status != nullptr) ort::ReleaseStatus(api, status);
 }
 
@@ -238,13 +245,27 @@ class Provider : public ort::ep::Provider {
   std::unique_ptr<ComputeInfo> claimed_;  // between GetCapability and Compile
 };
 
+// What the variable of the environment names, as UTF-8; empty where it is not set.
+std::string planned_by_variable() {
+#if defined(_WIN32)
+  const std::wstring name(kPlanVariable, kPlanVariable + std::strlen(kPlanVariable));
+  const wchar_t* variable = _wgetenv(name.c_str());
+  if (variable == nullptr) return {};
+  const std::u8string text = std::filesystem::path(variable).u8string();
+  return {text.begin(), text.end()};
+#else
+  const char* variable = std::getenv(kPlanVariable);
+  return variable == nullptr ? "" : variable;
+#endif
+}
+
 // The plans that the session may use. A session without the option has those of the environment.
 std::optional<Plans> plans_of(ort::Api api, const std::string& runtime, const ort::SessionOptions* options) {
   std::string place;
   if (has_entry(api, options, kPlanOption)) {
     place = entry_of(api, options, kPlanOption);
-  } else if (const char* variable = std::getenv(kPlanVariable)) {
-    place = variable;
+  } else {
+    place = planned_by_variable();
   }
   if (place.empty()) return std::nullopt;
   return Plans(place, runtime);
