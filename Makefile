@@ -8,8 +8,9 @@
 #                 undefined-behaviour sanitizers
 #   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators plan_bytes --seconds 300" says which and how long
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
-#   make wheels   wheels for Linux on x86-64 and aarch64, and a source distribution, in build/wheels; where qemu-user is,
-#                 a sample of the tests on the aarch64 one
+#   make wheels   wheels for Linux and Windows on x86-64 and arm64, and a source distribution, in build/wheels; where
+#                 qemu-user is, a sample of the tests on the aarch64 one
+#   make windows  tests of the wheel for Windows, in a Windows Python that Wine runs; WINDOWS="tests/face" says which
 #   make release  all that a release needs but publishing it: checks, pages, wheels, a trial of one, and a list of the rest
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
@@ -42,7 +43,7 @@ RUNTIMES := $(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES))
 # What an installation compiles or copies; the rest is read where it is.
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.* fa_compiler/everywhere/*.pth)
 
-.PHONY: demo test sanitize sanitize-fuzz sanitized neon wheels release lint bench fuzz docs compat sweep clean
+.PHONY: demo test sanitize sanitize-fuzz sanitized neon windows wheels release lint bench fuzz docs compat sweep clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -79,9 +80,15 @@ neon: $(VENV)/.tools
 	PATH="$(BIN):$$PATH" lowering/ort/csrc/neon.sh build/neon
 
 wheels: $(VENV)-wheels/.wheels
-	@echo "two wheels: the first time 4 to 10 minutes on two cores, later only what has changed is compiled"
+	@echo "four wheels: the first time 4 to 10 minutes on two cores, later only what has changed is compiled"
 	$(VENV)-wheels/bin/python .ci/wheels/build.py
 	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
+
+# The wheel is built first: what is compiled already is not compiled again.
+WINDOWS :=
+windows: $(VENV)-wheels/.wheels
+	$(VENV)-wheels/bin/python .ci/wheels/build.py win_amd64
+	$(VENV)-wheels/bin/python -m tools.compat.windows $(WINDOWS)
 
 # Its first part ends in a minute if a version, a date or a commit is missing.
 release: $(VENV)/.test
@@ -177,7 +184,7 @@ $(VENV)-tools/.tools: pyproject.toml
 $(VENV)-wheels/.wheels: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-wheels
 	$(VENV)-wheels/bin/python -m pip install --quiet --disable-pip-version-check build "scikit-build-core>=1.0" cmake \
-		ninja ziglang auditwheel pyelftools twine
+		ninja ziglang auditwheel pyelftools pefile twine
 	@touch $@
 
 # Environments of the sweep, with pinned versions. torchvision comes along, has to fit torch exactly, and is not needed.

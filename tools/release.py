@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 WHEELS = ROOT / "build" / "wheels"
-PROCESSORS = ("aarch64", "x86_64")
+PLATFORMS = ("manylinux_2_28_aarch64", "manylinux_2_28_x86_64", "win_amd64", "win_arm64")
 EXAMPLE = ROOT / "examples" / "models" / "bert.onnx"
 
 
@@ -83,7 +83,7 @@ def after() -> int:
 def built(folder: Path, named: str) -> tuple[list[Path], list[str]]:
     """The files of a version in a folder, and a sentence for each that is missing."""
     wanted = {f"fa_compiler-{named}.tar.gz": "the source distribution"}
-    wanted |= {f"fa_compiler-{named}-*_{processor}.whl": f"the wheel for {processor}" for processor in PROCESSORS}
+    wanted |= {f"fa_compiler-{named}-*-{platform}.whl": f"the wheel for {platform}" for platform in PLATFORMS}
     files, lost = [], []
     for pattern, what in wanted.items():
         found = sorted(folder.glob(pattern))

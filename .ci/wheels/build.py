@@ -1,7 +1,8 @@
 """Builds what is published into build/wheels: a source distribution, and from it a wheel for each processor.
 
-Zig's compiler builds for both processors against glibc 2.28, and links its C++ library statically, so that a wheel runs
-on Linux distributions from 2018 on. `check.py` then examines each wheel. `make wheels` runs this.
+Zig's compiler builds for Linux against glibc 2.28, and for Windows 10 and newer, on two processors each. It links its
+C++ library statically, so that a wheel runs on Linux distributions from 2018 on. `check.py` then examines each wheel.
+`make wheels` runs this.
 
 Zig compiles its C++ library for a processor when it first links for it, and keeps it in its cache: that of the user,
 or the folder that ZIG_GLOBAL_CACHE_DIR names. It uses one core and says nothing meanwhile. So this is done before
@@ -18,7 +19,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from check import GLIBC, PROCESSORS, check
+from check import MACHINES, check
 
 ROOT = Path(__file__).resolve().parents[2]
 WHEELS = ROOT / "build" / "wheels"
@@ -31,7 +32,7 @@ FLAGS = ("-O3", "-g0", "-s")
 
 def main() -> None:
     """Build and check everything; the exit code is 1 if a wheel is not what its name says."""
-    names = sys.argv[1:] or list(PROCESSORS)
+    names = sys.argv[1:] or list(MACHINES)
     for old in WHEELS.glob("fa_compiler-*"):
         old.unlink()
     _build(ROOT, "--sdist")
@@ -88,17 +89,17 @@ def _make_libraries(names: Sequence[str]) -> None:
 
 
 def _compiler(name: str) -> list[str]:
-    return [sys.executable, "-m", "ziglang", "c++", "-target", f"{name}-linux-gnu.{'.'.join(map(str, GLIBC))}"]
+    return [sys.executable, "-m", "ziglang", "c++", "-target", MACHINES[name].target]
 
 
 def _build_wheel(source: Path, name: str) -> None:
-    processor = PROCESSORS[name]
+    machine = MACHINES[name]
     settings = {
-        "wheel.tags": f"py3-none-{processor.platform}",
+        "wheel.tags": f"py3-none-{machine.platform}",
         "build-dir": str(WORK / name),
         "install.strip": "false",  # the linker does it; the strip of this machine may not know the processor
-        "cmake.define.CMAKE_SYSTEM_NAME": "Linux",
-        "cmake.define.CMAKE_SYSTEM_PROCESSOR": name,
+        "cmake.define.CMAKE_SYSTEM_NAME": machine.system,
+        "cmake.define.CMAKE_SYSTEM_PROCESSOR": machine.processor,
     }
     flags = " ".join(FLAGS)
     _build(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import pefile
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
@@ -26,49 +27,78 @@ EXPORTED = {
 """The entry points of the library."""
 
 LIBRARY = "fa_compiler/lowering/ort/libfa_compiler_ort.so"
+DLL = "fa_compiler/lowering/ort/fa_compiler_ort.dll"
 GLIBC = (2, 28)
 """The oldest glibc that a wheel runs with."""
 
 SYSTEM_LIBRARIES = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 """What the library may need besides the loader: all of it is glibc. The C++ library is linked statically."""
 
+SYSTEM_DLLS = re.compile(r"(?i)(kernel32|ntdll|api-ms-win-crt-[a-z0-9-]+)\.dll")
+"""What it may need on Windows: parts of the system since Windows 10."""
+
 NODELETE = 0x8
 """DF_1_NODELETE: the library is never unloaded, see lowering/ort/csrc/CMakeLists.txt."""
 
 
 @dataclass(frozen=True)
-class Processor:
-    """A processor that wheels are built for."""
+class Machine:
+    """A processor and a system that wheels are built for."""
+
+    system: str
+    """As CMake names it."""
+
+    processor: str
+    """As CMake and Zig name it."""
 
     machine: str
-    """Its name in ELF files."""
-
-    loader: str
-    """The file of the dynamic loader."""
+    """The processor's name in ELF files, or in those of Windows."""
 
     platform: str
     """The platform in the wheel's tag."""
 
+    loader: str = ""
+    """The file of the dynamic loader of Linux."""
 
-PROCESSORS = {
-    name: Processor(machine, loader, f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{name}")
-    for name, machine, loader in (
-        ("x86_64", "EM_X86_64", "ld-linux-x86-64.so.2"),
-        ("aarch64", "EM_AARCH64", "ld-linux-aarch64.so.1"),
-    )
+    @property
+    def target(self) -> str:
+        """What the compiler is told."""
+        kind = f"linux-gnu.{GLIBC[0]}.{GLIBC[1]}" if self.system == "Linux" else "windows-gnu"
+        return f"{self.processor}-{kind}"
+
+
+_MANYLINUX = f"manylinux_{GLIBC[0]}_{GLIBC[1]}"
+MACHINES = {
+    "x86_64": Machine("Linux", "x86_64", "EM_X86_64", f"{_MANYLINUX}_x86_64", "ld-linux-x86-64.so.2"),
+    "aarch64": Machine("Linux", "aarch64", "EM_AARCH64", f"{_MANYLINUX}_aarch64", "ld-linux-aarch64.so.1"),
+    "win_amd64": Machine("Windows", "x86_64", "IMAGE_FILE_MACHINE_AMD64", "win_amd64"),
+    "win_arm64": Machine("Windows", "aarch64", "IMAGE_FILE_MACHINE_ARM64", "win_arm64"),
 }
 
 
 def check(wheel: Path) -> list[str]:
     """The faults of a wheel, each in a sentence."""
-    (name,) = (name for name, processor in PROCESSORS.items() if wheel.stem.endswith(f"-{processor.platform}"))
+    (machine,) = (machine for machine in MACHINES.values() if wheel.stem.endswith(f"-{machine.platform}"))
     with zipfile.ZipFile(wheel) as archive:
-        library = ELFFile(io.BytesIO(archive.read(LIBRARY)))
-    faults = [*_faults(library, PROCESSORS[name]), *_second_opinion(wheel, PROCESSORS[name])]
+        if machine.system == "Windows":
+            faults = [*_faults_of_dll(pefile.PE(data=archive.read(DLL)), machine)]
+        else:
+            faults = [*_faults(ELFFile(io.BytesIO(archive.read(LIBRARY))), machine), *_second_opinion(wheel, machine)]
     return [f"{wheel.name}: {fault}" for fault in faults]
 
 
-def _faults(library: ELFFile, processor: Processor) -> Iterator[str]:
+def _faults_of_dll(library: pefile.PE, machine: Machine) -> Iterator[str]:
+    if (found := pefile.MACHINE_TYPE[library.FILE_HEADER.Machine]) != machine.machine:
+        yield f"the library is for {found}"
+    needed = {entry.dll.decode() for entry in library.DIRECTORY_ENTRY_IMPORT}
+    if strangers := [name for name in sorted(needed) if not SYSTEM_DLLS.fullmatch(name)]:
+        yield f"the library needs {', '.join(strangers)}"
+    exported = {symbol.name.decode() for symbol in library.DIRECTORY_ENTRY_EXPORT.symbols}
+    if exported != EXPORTED:
+        yield f"the library exports {', '.join(sorted(exported)) or 'nothing'}"
+
+
+def _faults(library: ELFFile, processor: Machine) -> Iterator[str]:
     if library["e_machine"] != processor.machine:
         yield f"the library is for {library['e_machine']}"
     dynamic = library.get_section_by_name(".dynamic")
@@ -99,7 +129,7 @@ def _exported(library: ELFFile) -> set[str]:
     return {symbol.name for symbol in symbols.iter_symbols() if symbol.name and symbol["st_shndx"] != "SHN_UNDEF"}
 
 
-def _second_opinion(wheel: Path, processor: Processor) -> Iterator[str]:
+def _second_opinion(wheel: Path, processor: Machine) -> Iterator[str]:
     shown = subprocess.run(
         [sys.executable, "-m", "auditwheel", "show", str(wheel)], capture_output=True, text=True, check=False
     )

@@ -76,7 +76,8 @@ class _Locks:
 
 _locks = _Locks()
 # A child process has only the thread that forked: no other one would ever release what it held.
-os.register_at_fork(after_in_child=_locks.renew)
+if hasattr(os, "register_at_fork"):  # not on Windows, where no process forks
+    os.register_at_fork(after_in_child=_locks.renew)
 
 
 @dataclass

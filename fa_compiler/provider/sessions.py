@@ -250,7 +250,8 @@ def _others(sessions: Iterable[Made]) -> list[str]:
 def watch_all() -> Sessions:
     """From now on, every new session of this process has the provider. A second call changes nothing."""
     sessions = Sessions()
-    os.register_at_fork(after_in_child=sessions.fork)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=sessions.fork)
     if not getattr(sys.modules.get(STARTUP), "watching", False):
         _watch(sessions)
     set_providers = ort.InferenceSession.set_providers

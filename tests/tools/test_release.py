@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.release import PROCESSORS, built, checklist, faults
+from tools.release import PLATFORMS, built, checklist, faults
 
 PROJECT = '[project]\nversion = "1.2.0"\n'
 
@@ -46,7 +46,7 @@ def test_what_is_not_ready(version: str, heading: str, told: str, tmp_path: Path
 def test_the_list_of_what_was_built(tmp_path: Path) -> None:
     folder = tmp_path / "build" / "wheels"
     folder.mkdir(parents=True)
-    names = [f"fa_compiler-1.2.0-py3-none-manylinux_2_28_{processor}.whl" for processor in PROCESSORS]
+    names = [f"fa_compiler-1.2.0-py3-none-{platform}.whl" for platform in PLATFORMS]
     for name in names:
         (folder / name).write_bytes(name.encode())
     (folder / "fa_compiler-1.1.0.tar.gz").touch()  # of an earlier version
