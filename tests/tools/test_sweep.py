@@ -11,7 +11,7 @@ import pytest
 from tools.sweep.mask_structure import is_structured
 from tools.sweep.rows import Row
 
-COLLECTIONS = ("diffusers", "optimum", "timm", "transformers", "vit_pytorch", "x_transformers")
+COLLECTIONS = ("diffusers", "exporter", "optimum", "timm", "transformers", "vit_pytorch", "x_transformers")
 KEYS, PADDED = np.tri(5, 6, dtype=bool), np.arange(6) < 4
 
 

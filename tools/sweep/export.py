@@ -28,7 +28,7 @@ import numpy as np
 from tools.sweep.child import attempt
 from tools.sweep.rows import Row
 
-COLLECTIONS = ("transformers", "timm", "vit_pytorch", "x_transformers", "diffusers")
+COLLECTIONS = ("transformers", "exporter", "timm", "vit_pytorch", "x_transformers", "diffusers")
 """Those of requirements.txt."""
 OPSET = {"torchscript": 17, "dynamo": 20}
 
