@@ -380,6 +380,27 @@ def _norm(names: tuple[str, ...]) -> Callable[[Rng], Parts]:
     return norm
 
 
+def _centred(rng: Rng) -> Parts:
+    """The last one or two axes are normalised, with a weight and a bias or without."""
+    inputs, attrs = _norm(("x",))(rng)
+    gamma = inputs["gamma"]
+    inputs["normalized_shape"] = np.array(gamma.shape, np.int32)
+    inputs["beta"] = _floats(rng, *gamma.shape, dtype=gamma.dtype)
+    for name in ("gamma", "beta"):
+        if rng.integers(0, 3) == 0:
+            del inputs[name]
+    return inputs, attrs
+
+
+def _centred_sum(rng: Rng) -> Parts:
+    inputs, attrs = _norm(("x1", "x2"))(rng)
+    gamma = inputs["gamma"]
+    inputs["beta"] = _floats(rng, *gamma.shape, dtype=gamma.dtype)
+    if rng.integers(0, 2):
+        inputs["bias"] = _floats(rng, *_pick(rng, (gamma, inputs["x1"])).shape, dtype=gamma.dtype)
+    return inputs, attrs | {"additional_output": bool(rng.integers(0, 2))}
+
+
 def _gated(rng: Rng) -> Parts:
     shape, dim = _pick(rng, (((2, 3, 16), -1), ((5, 8), 1), ((4, 3), 0), ((6,), -1), ((2, 4, 5), -2)))
     return {"x": _floats(rng, *shape, dtype=_half(rng))}, {"dim": dim}
@@ -503,6 +524,8 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "ShortConvolution": (_convolution,),
     "RmsNorm": (_norm(("x",)),),
     "AddRmsNorm": (_norm(("x1", "x2")),),
+    "LayerNormV4": (_centred,),
+    "AddLayerNorm": (_centred_sum,),
     "SwiGlu": (_gated,),
     "ChunkGatedDeltaRule": (_chunks,),
     "RecurrentGatedDeltaRule": (_recurrence,),

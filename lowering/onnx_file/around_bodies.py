@@ -5,8 +5,8 @@ domain of the nodes and under their names, so that ONNX Runtime and every other 
 
 A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the normalised row, too,
 as on A2 and A3. In opset 15 and later the results have the type of the first input (CastLike). In opset 13 and 14,
-which have no CastLike, the body is one of float32. It is the body of calls as passes/around makes them: gamma is a
-vector, and the mode of RotaryPositionEmbedding is 0.
+which have no CastLike, the body is one of float32. It is the body of calls as passes/around makes them: gamma and beta
+are given and are vectors, AddLayerNorm has no bias, and the mode of RotaryPositionEmbedding is 0.
 """
 
 from __future__ import annotations
@@ -76,13 +76,20 @@ class _Writer(FunctionWriter):
 
     def reciprocal(self, x: str, out: str) -> str:
         """1 / sqrt(mean(x^2) + epsilon) along the last axis, which stays."""
-        square = self.op("Mul", x, x)
-        if self.opset >= AXES_AS_INPUT:
-            mean = self.op("ReduceMean", square, self.ints(-1), keepdims=1)
-        else:
-            mean = self.op("ReduceMean", square, axes=[-1], keepdims=1)
-        floor = self.op("Add", mean, self.attribute("epsilon"))
+        floor = self.op("Add", self.mean(self.op("Mul", x, x)), self.attribute("epsilon"))
         return self.op("Reciprocal", self.op("Sqrt", floor), out=out)
+
+    def mean(self, x: str, out: str = "") -> str:
+        """The mean along the last axis, which stays."""
+        if self.opset >= AXES_AS_INPUT:
+            return self.op("ReduceMean", x, self.ints(-1), out=out, keepdims=1)
+        return self.op("ReduceMean", x, out=out, axes=[-1], keepdims=1)
+
+    def layer_norm(self, x: str, first: str) -> None:
+        """LayerNorm of rows of float32 with gamma and beta, in the type of an input."""
+        centred = self.op("Sub", x, self.mean(x, "mean"))
+        scaled = self.op("Mul", self.op("Mul", centred, self.reciprocal(centred, "rstd")), self.wide("gamma"))
+        self.like(self.op("Add", scaled, self.wide("beta")), first, "y")
 
 
 def _rms_norm(writer: _Writer) -> None:
@@ -96,6 +103,17 @@ def _add_rms_norm(writer: _Writer) -> None:
     normalised = writer.like(writer.op("Mul", total, writer.reciprocal(total, "rstd")), "x1", "normalised")
     scaled = writer.op("Mul", writer.wide(normalised), writer.wide("gamma"))
     writer.like(scaled, "x1", "y")
+
+
+def _layer_norm(writer: _Writer) -> None:
+    writer.layer_norm(writer.wide("x"), "x")
+
+
+def _add_layer_norm(writer: _Writer) -> None:
+    """The sum is not rounded before it is normalised."""
+    total = writer.op("Add", writer.wide("x1"), writer.wide("x2"))
+    writer.like(total, "x1", "x")
+    writer.layer_norm(total, "x1")
 
 
 def _swi_glu(writer: _Writer) -> None:
@@ -114,6 +132,8 @@ def _rotary(writer: _Writer) -> None:
 _WRITERS = {
     "RmsNorm": _rms_norm,
     "AddRmsNorm": _add_rms_norm,
+    "LayerNormV4": _layer_norm,
+    "AddLayerNorm": _add_layer_norm,
     "SwiGlu": _swi_glu,
     "RotaryPositionEmbedding": _rotary,
 }

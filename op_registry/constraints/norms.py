@@ -23,6 +23,17 @@ def float_type(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
         yield Diagnostic(name, f"{name} is {found}, expected one of {', '.join(dtypes.FLOATS)}", "aclnn")
 
 
+def weight_types(call: CheckedNode, names: tuple[str, ...], dtype: str | None) -> Iterator[Diagnostic]:
+    """The weights have one type, which is that of the tensor, or float32."""
+    found = {name: own for name in names if (own := call.dtype(name))}
+    for name, own in found.items():
+        if dtype and own not in (dtype, "DT_FLOAT"):
+            yield Diagnostic(name, f"{name} is {own}, expected {dtype} or DT_FLOAT", "aclnn")
+            return
+        if own != (wanted := next(iter(found.values()))):
+            yield Diagnostic(name, f"{name} is {own}, expected {wanted} as {next(iter(found))}", "aclnn")
+
+
 def ranks(call: CheckedNode, name: str) -> Iterator[Diagnostic]:
     """The tensor has 1 to 8 axes, and gamma 1 to as many."""
     rank, own = call.rank(name), call.rank("gamma")

@@ -21,8 +21,8 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
-from fa_compiler.passes.around import rms_norm, rotary, swiglu
-from fa_compiler.passes.around.records import FLOAT, Gamma, Gated, Norm, Rotary, SummedNorm
+from fa_compiler.passes.around import layer_norm, rms_norm, rotary, rows, swiglu
+from fa_compiler.passes.around.records import FLOAT, Gated, Norm, Rotary, SummedNorm, Weight, known_shape
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
@@ -75,18 +75,12 @@ class _Fuser:
         if swiglu.is_anchor(node):
             found = limited_attempt(node, lambda: swiglu.gated(node, self.facts.info, self.facts.options))
             return self._fused(node, [found] if isinstance(found, Gated) else found)
-        if not rms_norm.is_anchor(node, self.facts.info):
-            return None
-        return self._fused(node, limited_attempt(node, lambda: self._norms(node)))
-
-    def _norms(self, node: ir.Node) -> list[Found]:
-        """The norms at an anchor, each with its sum in front of it, the best first. Raises Decline."""
-        found: list[Found] = []
-        for norm in rms_norm.norms(node, self.facts.info):
-            if isinstance(norm, Norm) and (whole := rms_norm.summed(norm, self.facts.info)) is not None:
-                found.append(whole)
-            found.append(norm)
-        return found
+        info, options = self.facts.info, self.facts.options
+        if rms_norm.is_anchor(node, info):
+            return self._fused(node, limited_attempt(node, lambda: [*rms_norm.norms(node, info)]))
+        if layer_norm.is_anchor(node, info):
+            return self._fused(node, limited_attempt(node, lambda: [*layer_norm.norms(node, info, options)]))
+        return None
 
     def _fused(self, node: ir.Node, found: Iterable[Found] | Decline | None) -> Around | None:
         """Build the first that the product takes."""
@@ -114,16 +108,28 @@ class _Fuser:
             return self._gated(found)
         if isinstance(found, Rotary):
             return self._rotary(found)
-        if isinstance(found, SummedNorm):
-            one, other = found.operands
-            norm, more = found.norm, 0
-            if found.bias is not None:
-                one, more = self.builder.op("Add", [one, found.bias], self.facts.info.dtype(one)), 1
-            node = self._node(norm.anchor, "AddRmsNorm", {"x1": one, "x2": other}, norm.gamma, norm.epsilon)
-            results = {0: norm.result, 2: found.total}
-            return self._put(node, norm.anchor, found.nodes, norm.rounded, results, more)
-        node = self._node(found.anchor, "RmsNorm", {"x": found.x}, found.gamma, found.epsilon)
+        return self._summed_norm(found) if isinstance(found, SummedNorm) else self._norm(found)
+
+    def _norm(self, found: Norm) -> Around:
+        inputs = {"x": found.x}
+        if found.centred:
+            size = rows.last_size(known_shape(found.x, self.facts.info, found.anchor), found.x, found.anchor)
+            inputs["normalized_shape"] = self.builder.constant(np.array([size], np.int32), "normalized_shape")
+        op_type = "LayerNormV4" if found.centred else "RmsNorm"
+        node = self._node(op_type, {**inputs, **self._weights(found, found.x)}, found)
         return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result})
+
+    def _summed_norm(self, found: SummedNorm) -> Around:
+        norm, (one, other), more = found.norm, found.operands, 0
+        if found.bias is not None:
+            one, more = self.builder.op("Add", [one, found.bias], self.facts.info.dtype(one)), 1
+        inputs = {"x1": one, "x2": other, **self._weights(norm, one)}
+        if norm.centred:
+            node = self._node("AddLayerNorm", inputs, norm, {"additional_output": found.is_total_read})
+        else:
+            node = self._node("AddRmsNorm", inputs, norm)
+        results = {0: norm.result, len(node.outputs) - 1: found.total}
+        return self._put(node, norm.anchor, found.nodes, norm.rounded, results, more)
 
     def _gated(self, found: Gated) -> Around:
         whole, dim, more = found.whole, found.dim, 0
@@ -160,24 +166,28 @@ class _Fuser:
         return self.builder.op("Transpose", [value], info.dtype(value), {"perm": rotary.SWAP})
 
     def _node(
-        self, anchor: ir.Node, op_type: str, inputs: Mapping[str, ir.Value], gamma: Gamma, epsilon: float
+        self, op_type: str, inputs: Mapping[str, ir.Value], norm: Norm, attrs: Mapping[str, bool] | None = None
     ) -> ir.Node:
         """A norm's operator."""
-        x = next(iter(inputs.values()))
-        self._check_opset(x, anchor)
-        return registry_node(
-            self._spec(op_type, anchor), {**inputs, "gamma": self._gamma(gamma, x)}, {"epsilon": epsilon}, self.builder
-        )
+        self._check_opset(next(iter(inputs.values())), norm.anchor)
+        attributes = {"epsilon": norm.epsilon, **(attrs or {})}
+        return registry_node(self._spec(op_type, norm.anchor), inputs, attributes, self.builder)
 
-    def _gamma(self, gamma: Gamma, x: ir.Value) -> ir.Value:
-        """The weight as a value; ones where there is none."""
-        if gamma.value is not None:
-            return gamma.value
-        if gamma.numbers is not None:
-            return self.builder.constant(gamma.numbers, "gamma")
-        size, dtype = (self.facts.info.shape(x) or ())[-1].const, self.facts.info.dtype(x)
+    def _weights(self, norm: Norm, x: ir.Value) -> dict[str, ir.Value]:
+        """The weight of a norm of x, and the bias of a LayerNorm, as values of one type: ones and zeros for absent
+        ones."""
+        gamma, beta = (self._weight(weight) for weight in (norm.gamma, norm.beta))
+        gamma = gamma or self._filled(1, beta or x)
+        return {"gamma": gamma, "beta": beta or self._filled(0, gamma)} if norm.centred else {"gamma": gamma}
+
+    def _weight(self, weight: Weight) -> ir.Value | None:
+        return weight.value if weight.numbers is None else self.builder.constant(weight.numbers, "weight")
+
+    def _filled(self, number: int, like: ir.Value) -> ir.Value:
+        """A vector that holds one number, as long as the last axis of a tensor, and of its type."""
+        size, dtype = (self.facts.info.shape(like) or ())[-1].const, self.facts.info.dtype(like)
         assert size is not None and dtype is not None
-        return self.builder.constant(np.ones(size, dtype.numpy()), "gamma")
+        return self.builder.constant(np.full(size, number, dtype.numpy()), "weight")
 
     def _spec(self, op_type: str, anchor: ir.Node) -> OpSpec:
         """The prototype for the CANN that the user named. Raises Decline where none is known."""

@@ -18,11 +18,16 @@ FLOAT = ir.DataType.FLOAT
 
 
 @dataclass(frozen=True)
-class Gamma:
-    """The weight of a norm: a value of the model, or numbers that are known before it runs."""
+class Weight:
+    """The weight or the bias of a norm: a value of the model, or numbers that are known before it runs."""
 
     value: ir.Value | None
     numbers: np.ndarray | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Is there one? Without a weight the rows are multiplied by 1, without a bias 0 is added."""
+        return self.value is not None or self.numbers is not None
 
     @property
     def is_constant(self) -> bool:
@@ -32,24 +37,26 @@ class Gamma:
 
 @dataclass(frozen=True)
 class Norm:
-    """A norm of the rows of x, along the last axis: result = x / sqrt(mean(x^2) + epsilon) * gamma.
+    """A norm of the rows of x, along the last axis: result = x / sqrt(mean(x^2) + epsilon) * gamma + beta.
 
-    `nodes` are what computes it, the last one the maker of the result. `rounded` tells that the model rounds the
-    normalised rows to 16 bits before gamma multiplies them.
+    If `centred`, it is a LayerNorm, where x stands for x - mean(x); only this has a beta. `nodes` are what computes it,
+    the last one the maker of the result. `rounded` tells that the model rounds something in between to 16 bits.
     """
 
     anchor: ir.Node
     x: ir.Value
-    gamma: Gamma
+    gamma: Weight
     epsilon: float
     result: ir.Value
     nodes: tuple[ir.Node, ...]
     rounded: bool = False
+    centred: bool = False
+    beta: Weight = Weight(None)
 
 
 @dataclass(frozen=True)
 class SummedNorm:
-    """A norm of a sum, which is a result, too. A `bias`, a vector, is added to the first operand before."""
+    """A norm of a sum, which is a result, too. A `bias`, a vector, is added to the two operands."""
 
     norm: Norm
     operands: tuple[ir.Value, ir.Value]
@@ -57,6 +64,11 @@ class SummedNorm:
     nodes: tuple[ir.Node, ...]
     """What computes the sum and the norm."""
     bias: ir.Value | None = None
+
+    @property
+    def is_total_read(self) -> bool:
+        """Is the sum read by anything but the norm, or is it an output?"""
+        return self.total.is_graph_output() or any(node not in self.nodes for node, _ in self.total.uses())
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,26 @@ import pytest
 
 from fa_compiler.op_registry import NodeView, TensorInfo, UnknownVariant, get, infer, verify
 
-from .nodes import tensor
+from .nodes import constant, tensor
 
 BF16, FLOAT, HALF = "DT_BF16", "DT_FLOAT", "DT_FLOAT16"
 ROTARY = "RotaryPositionEmbedding"
 GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
     "RmsNorm": {"x": tensor((2, 5, 64)), "gamma": tensor((64,))},
     "AddRmsNorm": {"x1": tensor((2, 5, 64)), "x2": tensor((2, 5, 64)), "gamma": tensor((64,))},
+    "LayerNormV4": {
+        "x": tensor((2, 5, 60)),
+        "normalized_shape": constant([60], "DT_INT32"),
+        "gamma": tensor((60,)),
+        "beta": tensor((60,)),
+    },
+    "AddLayerNorm": {
+        "x1": tensor((2, 5, 64)),
+        "x2": tensor((2, 5, 64)),
+        "gamma": tensor((64,)),
+        "beta": tensor((64,)),
+        "bias": tensor((64,)),
+    },
     "SwiGlu": {"x": tensor((2, 5, 128))},
     "RotaryPositionEmbedding": {
         "x": tensor((2, 5, 4, 64)),
@@ -33,10 +46,10 @@ def node(op: str, inputs: Mapping[str, TensorInfo] | None = None, attrs: Mapping
 @pytest.mark.parametrize("product", ["A2", "A3", "950", "310P", None])
 @pytest.mark.parametrize("dtype", [HALF, FLOAT, BF16])
 def test_a_good_node_breaks_nothing(op: str, product: str | None, dtype: str) -> None:
-    typed = {name: tensor(info.shape, dtype) for name, info in GOOD[op].items()}
+    typed = {name: info if info.dtype == "DT_INT32" else tensor(info.shape, dtype) for name, info in GOOD[op].items()}
     found = [] if product is None else verify(node(op, typed), product)
     found += verify(node(op, typed))
-    absent = op == "RotaryPositionEmbedding" or dtype == BF16
+    absent = op == "RotaryPositionEmbedding" or dtype == BF16 or (op == "LayerNormV4" and dtype == FLOAT)
     assert bool(found) == (product == "310P" and absent)
 
 
@@ -60,6 +73,47 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("AddRmsNorm", {"gamma": tensor((1,))}, {}, None, "ARN.4"),
     ("AddRmsNorm", {"x1": tensor((0, 64)), "x2": tensor((0, 64))}, {}, None, "ARN.5"),
     ("AddRmsNorm", {}, {"epsilon": -1.0}, None, "ARN.6"),
+    ("LayerNormV4", {"x": tensor((2, 60), "DT_INT8")}, {}, None, "LN.1"),
+    ("LayerNormV4", {"gamma": tensor((60,), BF16), "beta": tensor((60,), BF16)}, {}, None, "LN.1"),
+    ("LayerNormV4", {"beta": tensor((60,), FLOAT)}, {}, None, "LN.1"),
+    ("LayerNormV4", {"x": tensor((1,) * 8 + (60,))}, {}, None, "LN.2"),
+    ("LayerNormV4", {"x": tensor((60,)), "normalized_shape": constant([1, 60], "DT_INT32")}, {}, None, "LN.2"),
+    ("LayerNormV4", {"normalized_shape": constant([[60]], "DT_INT32")}, {}, None, "LN.2"),
+    ("LayerNormV4", {"normalized_shape": constant([30], "DT_INT32")}, {}, None, "LN.3"),
+    ("LayerNormV4", {"beta": tensor((1,))}, {}, None, "LN.4"),
+    ("LayerNormV4", {"gamma": tensor((5, 60))}, {}, None, "LN.4"),
+    ("LayerNormV4", {"x": tensor((0, 60))}, {}, None, "LN.5"),
+    ("LayerNormV4", {}, {"epsilon": -1.0}, None, "LN.6"),
+    (
+        "LayerNormV4",
+        {
+            "x": tensor((2, 5, 64)),
+            "normalized_shape": constant([64], "DT_INT32"),
+            "gamma": tensor((64,)),
+            "beta": tensor((64,)),
+        },
+        {},
+        "310P",
+        "LN.7",
+    ),
+    ("AddLayerNorm", {"x1": tensor((2, 5, 64), "DT_INT8")}, {}, None, "ALN.1"),
+    ("AddLayerNorm", {"x2": tensor((2, 5, 64), BF16)}, {}, None, "ALN.1"),
+    ("AddLayerNorm", {"x2": tensor((2, 5, 64), FLOAT)}, {}, None, "ALN.1"),
+    ("AddLayerNorm", {"beta": tensor((64,), FLOAT)}, {}, None, "ALN.1"),
+    ("AddLayerNorm", {"bias": tensor((64,), FLOAT)}, {}, None, "ALN.1"),
+    ("AddLayerNorm", {"x1": tensor(()), "x2": tensor(())}, {}, None, "ALN.2"),
+    ("AddLayerNorm", {"x2": tensor((2, 1, 64))}, {}, None, "ALN.3"),
+    ("AddLayerNorm", {"beta": tensor((1,))}, {}, None, "ALN.4"),
+    ("AddLayerNorm", {"bias": tensor((5, 64))}, {}, None, "ALN.5"),
+    ("AddLayerNorm", {"x1": tensor((0, 64)), "x2": tensor((0, 64))}, {}, None, "ALN.6"),
+    ("AddLayerNorm", {}, {"epsilon": -1.0}, None, "ALN.7"),
+    (
+        "AddLayerNorm",
+        {name: tensor((2, 15)) for name in ("x1", "x2")} | {name: tensor((15,)) for name in ("gamma", "beta", "bias")},
+        {},
+        "310P",
+        "ALN.8",
+    ),
     ("SwiGlu", {"x": tensor((2, 8), "DT_INT8")}, {}, None, "SG.1"),
     ("SwiGlu", {}, {"dim": 3}, None, "SG.2"),
     ("SwiGlu", {"x": tensor(())}, {}, None, "SG.2"),
@@ -103,9 +157,10 @@ def test_each_fault_is_found(
 
 @pytest.mark.parametrize("op", GOOD)
 def test_sizes_that_are_not_known_break_nothing(op: str) -> None:
-    opened = {name: tensor(("b", None, *(info.shape or ())[2:])) for name, info in GOOD[op].items() if name != "gamma"}
+    large = {name: info for name, info in GOOD[op].items() if len(info.shape or ()) > 1}
+    opened = {name: tensor(("b", None, *(info.shape or ())[2:])) for name, info in large.items()}
     assert not verify(node(op, opened), "A2")
-    unknown = {name: tensor(None) for name in GOOD[op]}
+    unknown = {name: TensorInfo(info.dtype, None) for name, info in GOOD[op].items()}
     assert not verify(node(op, unknown), "A3" if op == ROTARY else "310P")
 
 
@@ -130,6 +185,18 @@ def test_shapes_of_results() -> None:
         "rstd": tensor((2, "s", 1, 1), FLOAT),
     }
     assert infer("AddRmsNorm", {"x1": x, "x2": x, "gamma": tensor(None)}, {})["rstd"] == tensor(None, FLOAT)
+    rows = tensor((2, "s", 1, 1), FLOAT)
+    shape = {"x": x, "normalized_shape": constant([4, 8], "DT_INT32")}
+    assert infer("LayerNormV4", shape, {}) == {"y": x, "mean": rows, "rstd": rows}
+    assert infer("LayerNormV4", {**shape, "normalized_shape": tensor(None, "DT_INT32")}, {})["mean"] == tensor(
+        None, FLOAT
+    )
+    one = tensor((), "DT_INT32")
+    assert infer("LayerNormV4", {**shape, "normalized_shape": one}, {})["mean"] == tensor((2, "s", 4, 1), FLOAT)
+    both = {"x1": x, "x2": x, "gamma": gamma, "beta": gamma}
+    assert infer("AddLayerNorm", both, {}) == {"y": x, "mean": rows, "rstd": rows, "x": x}
+    wide = tensor(x.shape, FLOAT)
+    assert infer("AddLayerNorm", {**both, "x2": wide}, {})["x"] == wide
     assert infer("SwiGlu", {"x": x}, {"dim": 1})["y"] == tensor((2, None, 4, 8), BF16)
     assert infer("SwiGlu", {"x": x}, {"dim": -1})["y"] == tensor((2, "s", 4, 4), BF16)
     assert infer("SwiGlu", {"x": tensor(None, BF16)}, {})["y"] == tensor(None, BF16)

@@ -48,6 +48,32 @@ def test_the_sum_is_rounded_before_it_is_normalised() -> None:
     assert exact["x"].tolist() == [[257.0, 1.0]]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_layer_norm_subtracts_the_mean(count: int) -> None:
+    x = np.random.default_rng(4).standard_normal((2, 3, 4)) + 5
+    inputs = {"x": x, "normalized_shape": np.array(x.shape[-count:], np.int32)}
+    plain = reference.run("LayerNormV4", inputs, {"epsilon": 0.0}, dtype="float64")
+    axes = tuple(range(3 - count, 3))
+    assert plain["mean"].shape == (2, 3, 1) if count == 1 else (2, 1, 1)
+    assert np.allclose(plain["y"].mean(axis=axes), 0)
+    assert np.allclose(plain["y"].var(axis=axes), 1)
+    weights = {"gamma": np.full(x.shape[-count:], 2.0), "beta": np.full(x.shape[-count:], 3.0)}
+    scaled = reference.run("LayerNormV4", inputs | weights, {"epsilon": 0.0}, dtype="float64")["y"]
+    assert np.allclose(scaled, 2 * plain["y"] + 3)
+
+
+def test_the_sum_is_not_rounded_before_layer_norm() -> None:
+    half = ml_dtypes.bfloat16
+    one, other = np.array([[256.0, 254.0]], half), np.array([[1.0, 0.0]], half)
+    weights = {"gamma": np.ones(2, half), "beta": np.zeros(2, half)}
+    found = reference.run("AddLayerNorm", {"x1": one, "x2": other, **weights}, {"epsilon": 1.0})
+    assert found["x"].astype(np.float64).tolist() == [[256.0, 254.0]]  # 257 is no number of bfloat16
+    assert found["mean"].tolist() == [[255.5]]
+    assert found["rstd"][0, 0] == np.float32(1 / np.sqrt(1.5**2 + 1))
+    shifted = reference.run("AddLayerNorm", {"x1": one, "x2": other, **weights, "bias": np.full(2, 4, half)}, {})
+    assert shifted["mean"].tolist() == [[259.5]]
+
+
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_the_first_half_is_the_gate(dim: int) -> None:
     gate, up = np.array([[1.0, -2.0]]), np.array([[3.0, 5.0]])

@@ -28,7 +28,7 @@ CHECKS: dict[str, Check] = {}
 _ONE_TYPE = (("x1", "x2"), ("then", "else"), ("x", "updates"), ("data", "updates"), ("input", "updates"))
 """Pairs of inputs that have one type in every operator but those of `_MIXED`."""
 
-_MIXED = ("Pow", "AddN", "ConcatD")
+_MIXED = ("Pow", "AddN", "ConcatD", "AddLayerNorm")
 
 _SCALARS = {"axis", "delta", "depth", "dimension", "k", "limit", "num_segments", "split_dim", "start"}
 """Inputs that are one integer in every operator."""
@@ -282,14 +282,16 @@ def _largest(call: OpFacts) -> None:
         raise InferenceError(f"an axis of {x[axis]} has no {count} largest elements")
 
 
-@_refuses("RmsNorm", "AddRmsNorm")
+@_refuses("RmsNorm", "AddRmsNorm", "LayerNormV4", "AddLayerNorm")
 def _weights(call: OpFacts) -> None:
-    name = "x" if call.op.type == "RmsNorm" else "x1"
-    x, gamma = call.x(name).shape, call.x("gamma").shape
+    name = "x1" if call.op.type.startswith("Add") else "x"
+    x = call.x(name).shape
     if x is None:
         return
-    if gamma is not None and (len(gamma) > len(x) or not shapes_agree(x[len(x) - len(gamma) :], gamma)):
-        raise InferenceError(f"gamma has the shape {list(gamma)}, {name} {list(x)}")
+    for weight in ("gamma", "beta"):
+        own = call.x(weight).shape
+        if own is not None and (len(own) > len(x) or not shapes_agree(x[len(x) - len(own) :], own)):
+            raise InferenceError(f"{weight} has the shape {list(own)}, {name} {list(x)}")
     if name == "x1" and not shapes_agree(x, other := call.x("x2").shape):
         raise InferenceError(f"x2 has the shape {list(other or ())}, x1 {list(x)}")
 

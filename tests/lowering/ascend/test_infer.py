@@ -115,6 +115,13 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
         {},
         [(F, (2, -1, 6)), (F, (2, -1, 1)), (F, (2, -1, 6))],
     ),
+    ("LayerNormV4", {**X, "normalized_shape": ints(6)}, {}, [(F, (2, -1, 6)), (F, (2, -1, 1)), (F, (2, -1, 1))]),
+    (
+        "AddLayerNorm",
+        {"x1": Fact(H, (2, -1, 6)), "x2": X["x"], "gamma": Fact(F, (6,)), "beta": Fact(F, (6,))},
+        {},
+        [(F, (2, -1, 6)), (F, (2, -1, 1)), (F, (2, -1, 1)), (F, (2, -1, 6))],
+    ),
     ("SwiGlu", X, {"dim": -1}, [(F, (2, -1, 3))]),
     (
         "RotaryPositionEmbedding",
@@ -234,6 +241,7 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
         {},
         r"x2 has the shape \[2, 1, 7\], x1 \[2, -1, 6\]",
     ),
+    ("LayerNormV4", {**X, "normalized_shape": ints(6), "beta": Fact(F, (5,))}, {}, "beta has the shape"),
     ("SwiGlu", {"x": Fact(F, (2, 5))}, {"dim": 1}, "has no halves along the axis 1"),
     ("SwiGlu", X, {"dim": 3}, "dim is 3, x has 3 axes"),
     (

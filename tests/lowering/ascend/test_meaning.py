@@ -20,6 +20,9 @@ X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 IDS = np.array([[0, 2, 0], [2, 2, 1]])
 SUMS = np.stack([X[0, 0] + X[0, 2], X[1, 2], X[0, 1] + X[1, 0] + X[1, 1]])
 NORMALISED = 2 * X / np.sqrt(np.mean(4 * X * X, axis=-1, keepdims=True) + np.float32(1e-6))
+CENTRED = X - X.mean(axis=-1, keepdims=True)
+CENTRED = CENTRED / np.sqrt(np.mean(CENTRED * CENTRED, axis=-1, keepdims=True) + np.float32(1e-5))
+TWOS = np.full(4, 2, np.float32)
 ONE_HOT = np.array([[0, 1, 0]], np.float32)
 
 ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
@@ -34,6 +37,19 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         ONE_HOT,
     ),
     ("AddRmsNorm", {"x1": X, "x2": X, "gamma": np.full(4, 2, np.float32)}, {}, 2 * NORMALISED),
+    ("LayerNormV4", {"x": X, "normalized_shape": np.array([4], np.int32)}, {}, CENTRED),
+    (
+        "LayerNormV4",
+        {"x": X, "normalized_shape": np.array([4], np.int32), "gamma": TWOS, "beta": TWOS},
+        {},
+        2 * CENTRED + 2,
+    ),
+    (
+        "AddLayerNorm",
+        {"x1": X, "x2": TWOS * np.zeros_like(X), "gamma": TWOS, "beta": TWOS, "bias": TWOS},
+        {"additional_output": True},
+        2 * CENTRED + 2,
+    ),
     (
         "RotaryPositionEmbedding",
         {"x": X, "cos": np.full((1, 3, 4), 2, np.float32), "sin": np.full((1, 3, 4), 3, np.float32)},

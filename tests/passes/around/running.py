@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,7 +38,7 @@ def parse(
     text = f'<ir_version: 8, opset_import: ["": {opset}, "com.microsoft": 1]> g ({inputs}) => ({outputs}) <{weights}>'
     proto = onnx.parser.parse_model(f"{text} {{ {body} }}")
     for name, array in (("g", np.array([1, 2, 3, -1, 0.5, 0.25, -2, 1])), ("small", np.array(0.001))):
-        if f" {name})" in body or f"({name}" in body:
+        if re.search(rf"[( ]{name}[,)]", body):
             proto.graph.initializer.append(numpy_helper.from_array(array.astype(np.float16), name))
     return proto
 

@@ -9,10 +9,10 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.passes.around import test_rms_norm, test_rotary, test_swiglu
+from tests.passes.around import test_layer_norm, test_rms_norm, test_rotary, test_swiglu
 from tests.passes.around.running import assert_equal, feeds, fused, operators, run
 
-ROUNDS = 40 * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))
+ROUNDS = 60 * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))
 NUMBERS = (0.0, 1.0, -1.0, 2.0, 0.5, 3.0, -0.5)
 
 
@@ -25,9 +25,17 @@ def blocks() -> list[onnx.ModelProto]:
     sums = [
         test_rms_norm.model(f"x = Add(a, b) {test_rms_norm.NORM} y = Mul(n, w)", test_rms_norm.TWO, test_rms_norm.BOTH)
     ]
+    centred = [test_layer_norm.model(body) for body in test_layer_norm.SPELLINGS.values()]
+    centred += [
+        test_layer_norm.model(body, test_layer_norm.HALF, test_layer_norm.HALF_Y)
+        for body, _ in test_layer_norm.HALVES.values()
+    ]
+    centred += [
+        test_layer_norm.model(body, test_layer_norm.TWO, test_layer_norm.BOTH) for body in test_layer_norm.SUMS.values()
+    ]
     gates = [test_swiglu.model(body) for body in (*test_swiglu.HALVES.values(), *test_swiglu.JOINED.values())]
     turns = [test_rotary.model(*spelling[:3]) for spelling in test_rotary.SPELLINGS.values()]
-    return [*norms, *halves, *sums, *gates, *turns]
+    return [*norms, *halves, *sums, *centred, *gates, *turns]
 
 
 def changed(proto: onnx.ModelProto, rng: np.random.Generator) -> onnx.ModelProto:

@@ -70,6 +70,43 @@ def _layer_norm(call: GeCall) -> Sequence[str]:
     return y, call.cast(mean, call.out(1).dtype), call.cast(last, call.out(2).dtype)
 
 
+@handles("LayerNormV4")
+def _layer_norm_v4(call: GeCall) -> Sequence[str]:
+    """The same in float32, over as many of the last axes as normalized_shape has numbers."""
+    shape = call.desc("normalized_shape").shape
+    count = -1 if shape is None else next(iter(shape), 1)
+    if count < 0:
+        raise UnreadableError(f"operator '{call.op.name}': the number of normalised axes is not known")
+    return _centred(call, call.cast(call.x("x"), "DT_FLOAT"), call.rank("x"), count, call.desc("x").dtype)
+
+
+@handles("AddLayerNorm")
+def _add_layer_norm(call: GeCall) -> Sequence[str]:
+    """The same for the sum of x1, x2 and bias, which is a result, too."""
+    one, other = (call.desc(name).dtype for name in ("x1", "x2"))
+    dtype = one if one == other else "DT_FLOAT"
+    call.attr("additional_output")  # it only tells whether the sum is written
+    total = call.node("Add", *(call.cast(call.x(name), "DT_FLOAT") for name in ("x1", "x2")))
+    if call.has("bias"):
+        total = call.node("Add", total, call.cast(call.x("bias"), "DT_FLOAT"))
+    return *_centred(call, total, call.rank("x1"), call.rank("gamma"), dtype), call.cast(total, dtype)
+
+
+def _centred(call: GeCall, x: str, rank: int, count: int, dtype: str) -> tuple[str, str, str]:
+    """What LayerNorm gives of a tensor of float32, over its last `count` axes."""
+    axes = call.ints(list(range(rank - count, rank)))
+    mean = call.node("ReduceMean", x, axes)
+    centred = call.node("Sub", x, mean)
+    variance = call.node("ReduceMean", call.node("Mul", centred, centred), axes)
+    floor = call.node("Add", variance, call.array(call.attr("epsilon"), "DT_FLOAT"))
+    rate = call.node("Reciprocal", call.node("Sqrt", floor))
+    y = call.node("Mul", centred, rate)
+    for op_type, name in (("Mul", "gamma"), ("Add", "beta")):
+        if call.has(name):
+            y = call.node(op_type, y, call.cast(call.x(name), "DT_FLOAT"))
+    return call.cast(y, dtype), mean, rate
+
+
 @handles("RmsNorm")
 def _rms_norm(call: GeCall) -> Sequence[str]:
     """gamma x / sqrt(mean(x^2) + epsilon). The mean is over gamma's axes, which are the last ones."""

@@ -1,0 +1,375 @@
+"""Rows divided by the root of the mean of their squares, in the spellings of exporters: RMSNorm and LayerNorm share it.
+
+Grammar; the code cites the numbers of the cases:
+
+    square :=
+      1     Mul(x, x)
+      2   | Pow(x, 2)
+    mean :=
+      3     ReduceMean(square)              along the last axis, which stays with size 1
+    floor :=
+      4     Add(mean, epsilon)              one number, at least 0 and the same in every run
+      5   | mean                            epsilon is 0
+    root :=
+      6     Sqrt(floor) | Pow(floor, 0.5)
+    rate :=
+      7     Reciprocal(root) | Div(1, root)
+      8   | Pow(floor, -0.5)
+    normalised :=
+      9     Mul(x, rate)
+     10   | Div(x, root)
+
+All of it is float32, as in the operators. An overflow of the square makes the rate 0 in both, and a row of zeros
+without epsilon is NaN in both. A square in 16 bits is declined: in float16 it overflows from 256 on, where the operator
+does not. What follows are the weights: a vector as long as the last axis, or with axes of 1 in front of it.
+
+     11     Mul(normalised, gamma)          in either order; 1 everywhere without it
+     12     Add(scaled, beta)               in either order, for LayerNorm; 0 everywhere without it. What else has this
+                                            shape may be added in a model of one token, so beta is constant
+x in 16 bits is cast to float32, and there are two kinds of places for the cast back:
+
+     13   | x = Cast(h), the rows cast to h's type, then weights of 16 bits   the model rounds in between, and the
+                                            operator does not; the report says so
+     14   | x = Cast(h), the result cast to h's type      the weights are float32, or Cast(w) of h's type: the operator
+                                            rounds once, too
+
+Without a cast back, the norm is one of float32. Where x stands twice, it may be computed twice. A Cast to the type that
+a value has already is looked through.
+
+Weights that are computed from constants (1 + weight in Gemma) are computed here, with the roundings of the model.
+
+What the nodes in between give is read by nobody else; else the norm would be computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import ml_dtypes  # noqa: F401  makes NumPy know bfloat16
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.around.records import FLOAT, Norm, SummedNorm, Weight, is_float, known_shape
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    constant,
+    distinct_consumers,
+    equal_values,
+    int_attr,
+    is_op,
+    is_weight,
+    only_reader,
+    operand_at,
+    operand_orders,
+    operands,
+    places_of,
+)
+from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, is_closed, match
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+_X = Bind("x")
+_SQUARE = OneOf((Op("Mul", _X, _X), Op("Pow", _X, Number(2.0))))  # 1 and 2
+_PARTS = ("Cast", "Add", "Unsqueeze", "Reshape", "Identity")
+"""The operators by which a weight is computed from constants."""
+
+
+def squared(node: ir.Node, info: ShapeInfo) -> Match | None:
+    """What a node takes the mean of the squares of, as `x`; None for another node."""
+    return match(_SQUARE, node.inputs[0], info) if is_op(node, "ReduceMean") else None
+
+
+def normalised(mean: ir.Node, info: ShapeInfo) -> Norm | None:
+    """The rows divided by the root of the mean of their squares, around this mean; None where there are none."""
+    found = squared(mean, info)
+    assert found is not None
+    x, nodes = found["x"], [*found.nodes, mean]
+    epsilon, floor = 0.0, mean.outputs[0]  # 5
+    for reader in distinct_consumers(floor):
+        if is_op(reader, "Add") and (number := _other_number(reader, floor, info)) is not None:  # 4
+            epsilon, floor = number, reader.outputs[0]
+            nodes.append(reader)
+            break
+    last = next((steps for steps in _to_normalised(floor, x, info)), None)
+    if last is None:
+        return None
+    nodes += last
+    return Norm(mean, x, Weight(None), epsilon, last[-1].outputs[0], tuple(nodes))
+
+
+def expect_norm(norm: Norm, x: ir.Value, info: ShapeInfo) -> None:
+    """Raises Decline where the operators do not compute a norm of x that is written out."""
+    mean, shape = norm.anchor, known_shape(x, info, norm.anchor)
+    expect_last_axis(mean, shape)  # 3
+    if (dtype := is_float(x, info, mean)) != FLOAT:
+        reason = f"the squares are {dtype.name}: they overflow or are rounded where the operator's are not"
+        raise Decline(Code.DTYPE, reason, mean, "export again with norms in float32")
+    last_size(shape, x, mean)
+    if not is_closed(norm.nodes):
+        raise Decline(Code.READ_INSIDE, "a number inside of the norm is read elsewhere, or is an output", mean)
+    expect_epsilon(norm.epsilon, mean)
+
+
+def expect_last_axis(mean: ir.Node, shape: Shape) -> None:
+    """Raises Decline for a mean that is not along the last axis alone, or that drops it."""
+    if places_of(mean, len(shape)) != [len(shape) - 1] or not int_attr(mean, "keepdims", 1):
+        raise Decline(Code.SHAPE, "the mean is not along the last axis alone", mean, "")
+
+
+def _to_normalised(floor: ir.Value, x: ir.Value, info: ShapeInfo) -> Iterator[list[ir.Node]]:
+    """The ways from the mean square to what divides x by its root, as the nodes on them."""
+    for node in distinct_consumers(floor):
+        if is_op(node, "Sqrt") or (is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == 0.5):  # 6
+            yield from ([node, *rest] for rest in _from_root(node.outputs[0], x, info))
+        elif is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == -0.5:  # 8
+            yield from ([node, last] for last in _multiplying(node.outputs[0], x))
+
+
+def _from_root(root: ir.Value, x: ir.Value, info: ShapeInfo) -> Iterator[list[ir.Node]]:
+    for node in distinct_consumers(root):
+        if is_op(node, "Reciprocal") or (is_op(node, "Div") and info.scalar(operand_at(node, 0)) == 1.0):  # 7
+            yield from ([node, last] for last in _multiplying(node.outputs[0], x))
+        elif is_op(node, "Div") and operand_at(node, 1) is root and equal_values(operand_at(node, 0), x):  # 10
+            yield [node]
+
+
+def _multiplying(rate: ir.Value, x: ir.Value) -> Iterator[ir.Node]:
+    """The products of x and its rate."""
+    for node in distinct_consumers(rate):
+        if any(other is rate and equal_values(one, x) for one, other in operand_orders(node, "Mul")):  # 9
+            yield node
+
+
+# What follows the normalised rows.
+
+
+def with_ends(norm: Norm, narrow: ir.Value | None, info: ShapeInfo) -> Iterator[Norm]:
+    """A norm of float32 with what follows it, the most first: the casts of 16 bits, and the weights. `narrow` is what
+    is cast to x."""
+    wide = [*_with_weights(norm, info)]
+    if narrow is not None:
+        yield from _of_narrow(wide, narrow, info)
+    yield from reversed(wide)
+
+
+def cast_back(norm: Norm, narrow: ir.Value, info: ShapeInfo) -> Iterator[Norm]:
+    """The same, as far as it ends in 16 bits."""
+    return _of_narrow([*_with_weights(norm, info)], narrow, info)
+
+
+def _of_narrow(wide: Sequence[Norm], narrow: ir.Value, info: ShapeInfo) -> Iterator[Norm]:
+    """The norms of a tensor of 16 bits that is cast to float32 and back."""
+    dtype = info.dtype(narrow)
+    for norm in reversed(wide):
+        if (cast := _cast_behind(norm, dtype, info)) is None:
+            continue
+        ending = _of_type(norm, dtype, info)  # 14
+        ending = replace(ending, x=narrow, result=cast.outputs[0], nodes=(*norm.nodes, cast))
+        for longer in reversed([*_with_weights(ending, info)]):
+            yield longer if longer is ending else replace(longer, rounded=True)  # 13
+
+
+def _with_weights(norm: Norm, info: ShapeInfo) -> Iterator[Norm]:
+    """A norm alone, with the weight that follows it, and with the bias behind that, as far as there are such, of one
+    type."""
+    yield norm
+    if not norm.gamma.is_given and not norm.beta.is_given and (weighted := _times_weight(norm, info)) is not None:
+        yield (norm := weighted)
+    if norm.centred and not norm.beta.is_given and (whole := _plus_bias(norm, info)) is not None:
+        yield whole
+
+
+def _of_type(norm: Norm, dtype: ir.DataType | None, info: ShapeInfo) -> Norm:
+    """A norm with the weights before their casts to float32, if all of them are cast from vectors of this type."""
+    gamma, beta = (_before_cast(weight, dtype, info) for weight in (norm.gamma, norm.beta))
+    return norm if gamma is None or beta is None else replace(norm, gamma=gamma, beta=beta)
+
+
+def _before_cast(weight: Weight, dtype: ir.DataType | None, info: ShapeInfo) -> Weight | None:
+    """A weight before its cast to float32; None for one that is not cast from a vector of this type."""
+    if not weight.is_given:
+        return weight
+    source = None if weight.value is None else narrow_source(weight.value, info)
+    fits = source is not None and info.dtype(source) == dtype and len(info.shape(source) or ()) == 1
+    return Weight(source) if fits else None
+
+
+def _cast_behind(norm: Norm, dtype: ir.DataType | None, info: ShapeInfo) -> ir.Node | None:
+    """The Cast to a type that is all that reads a norm; None where something else does."""
+    reader = only_reader(_behind_idle_casts(norm.result, info))
+    return reader if is_op(reader, "Cast") and info.dtype(reader.outputs[0]) == dtype else None
+
+
+def _times_weight(norm: Norm, info: ShapeInfo) -> Norm | None:
+    """A norm with the product by a weight that is all that reads it; None where there is none."""
+    found = _other_operand(norm, "Mul", info)  # 11
+    if found is None:
+        return None
+    reader, other = found
+    gamma = weight_of(other, _size(norm, info), info, norm.anchor)
+    return replace(norm, gamma=gamma, result=reader.outputs[0], nodes=(*norm.nodes, reader))
+
+
+def _plus_bias(norm: Norm, info: ShapeInfo) -> Norm | None:
+    """A norm with the sum with a bias that is all that reads it; None where there is none."""
+    found = _other_operand(norm, "Add", info)  # 12
+    if found is None:
+        return None
+    reader, other = found
+    if not is_weight(other) and _computed(other) is None:
+        return None
+    beta = weight_of(other, _size(norm, info), info, norm.anchor)
+    if norm.gamma.is_given and type_of(norm.gamma, info) != type_of(beta, info):
+        return None
+    return replace(norm, beta=beta, result=reader.outputs[0], nodes=(*norm.nodes, reader))
+
+
+def type_of(weight: Weight, info: ShapeInfo) -> ir.DataType | None:
+    """The type of a weight; None where there is no weight."""
+    if weight.numbers is not None:
+        return ir.DataType.from_numpy(weight.numbers.dtype)
+    return None if weight.value is None else info.dtype(weight.value)
+
+
+def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, ir.Value] | None:
+    """The operator that is all that reads a norm, and the vector that it combines with it; None for others."""
+    result = _behind_idle_casts(norm.result, info)
+    reader = only_reader(result)
+    orders = operand_orders(reader, op_type)
+    other = next((other for one, other in orders if one is result and other is not result), None)
+    if reader is None or other is None or info.dtype(other) != info.dtype(result):
+        return None
+    return (reader, other) if is_vector(other, _size(norm, info), info) else None
+
+
+def _size(norm: Norm, info: ShapeInfo) -> int:
+    return last_size(known_shape(norm.x, info, norm.anchor), norm.x, norm.anchor)
+
+
+def _behind_idle_casts(value: ir.Value, info: ShapeInfo) -> ir.Value:
+    """What follows the Casts to the type that a value has already, as long as nothing else reads it."""
+    while is_op(node := only_reader(value), "Cast") and info.dtype(node.outputs[0]) == info.dtype(value):
+        value = node.outputs[0]
+    return value
+
+
+def before_idle_casts(value: ir.Value, info: ShapeInfo) -> ir.Value:
+    """What is cast to the type that it has already, where that makes a value."""
+    while is_op(node := value.producer(), "Cast") and info.dtype(node.inputs[0]) == info.dtype(value):
+        value = operand_at(node, 0)
+    return value
+
+
+def narrow_source(value: ir.Value, info: ShapeInfo) -> ir.Value | None:
+    """The tensor of 16 bits that is cast to a value of float32; None where there is none."""
+    node = value.producer()
+    if not is_op(node, "Cast") or info.dtype(value) != FLOAT:
+        return None
+    source = operand_at(node, 0)
+    return source if info.dtype(source) in SIXTEEN_BITS else None
+
+
+def sum_before(norm: Norm, info: ShapeInfo) -> SummedNorm | None:
+    """A norm together with the sum that it normalises; None where it normalises something else."""
+    add = norm.x.producer()
+    weights = [weight for weight in (norm.gamma, norm.beta) if weight.is_given]
+    known = all(weight.is_constant for weight in weights)
+    if not is_op(add, "Add") or add.graph is not norm.anchor.graph or not known:
+        return None
+    one, other = operands(add)
+    shapes = info.shape(one), info.shape(other)
+    if shapes[0] is None or shapes[0] != shapes[1] or one is other:
+        return None
+    return SummedNorm(norm, (one, other), norm.x, (add, *norm.nodes))
+
+
+# Norms that the model has ready made.
+
+
+def of_one_type(node: ir.Node, values: Sequence[ir.Value], info: ShapeInfo) -> ir.DataType:
+    """The type of operands that all have one. Raises Decline."""
+    dtype, *others = (is_float(value, info, node) for value in values)
+    if any(other != dtype for other in others):
+        raise Decline(Code.DTYPE, "the weight has another type than what is normalised", node)
+    return dtype
+
+
+def expect_unread(node: ir.Node, values: Sequence[ir.Value]) -> None:
+    """Raises Decline where one of the values, which the operators do not give, is read."""
+    if any(value.uses() or value.is_graph_output() for value in values):
+        raise Decline(Code.READ_INSIDE, "the mean or the deviation of the norm is read", node)
+
+
+def expect_equal_shapes(one: ir.Value, other: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:
+    """The shape of the operands of a sum. Raises Decline where it is not proven that they have one."""
+    shape = known_shape(one, info, node)
+    if info.shape(other) != shape:
+        raise Decline(Code.SHAPE, "the operands of the sum have different shapes, or unknown ones", node, "")
+    return shape
+
+
+# Weights and numbers.
+
+
+def is_vector(value: ir.Value, size: int, info: ShapeInfo) -> bool:
+    """Is this a vector of that size? Axes of 1 may stand in front of it."""
+    shape = info.shape(value) or ()
+    return len(shape) > 0 and shape[-1] == size and all(dim == 1 for dim in shape[:-1])
+
+
+def weight_of(value: ir.Value, size: int, info: ShapeInfo, node: ir.Node) -> Weight:
+    """The weight of a norm. Raises Decline for one of another shape."""
+    if not is_vector(value, size, info):
+        raise Decline(Code.SHAPE, f"the weight {value.name!r} is not a vector of {size} numbers", node, "")
+    if is_weight(value) and len(info.shape(value) or ()) == 1:
+        return Weight(value)
+    numbers = _computed(value)
+    if numbers is not None:
+        return Weight(None, np.ascontiguousarray(numbers.reshape(-1)))
+    if len(info.shape(value) or ()) > 1:
+        raise Decline(Code.SHAPE, f"the weight {value.name!r} is computed, and is not a vector", node, "")
+    return Weight(value)
+
+
+def _computed(value: ir.Value, depth: int = 4) -> np.ndarray | None:
+    """The numbers of a weight that is computed from constants, rounded as in the model; None for another one."""
+    found = constant(value)
+    node = value.producer()
+    if found is not None or depth == 0 or not is_op(node, *_PARTS):
+        return found
+    parts = [_computed(part, depth - 1) for part in operands(node)[: 2 if node.op_type == "Add" else 1]]
+    if any(part is None for part in parts):
+        return None
+    first = parts[0]
+    assert first is not None
+    if node.op_type == "Add":
+        second = parts[1]
+        assert second is not None
+        return np.asarray(first + second) if first.dtype == second.dtype else None
+    if node.op_type == "Cast":
+        return first.astype(ir.DataType(int_attr(node, "to", 0)).numpy())
+    return first
+
+
+def _other_number(node: ir.Node, value: ir.Value, info: ShapeInfo) -> float | None:
+    """The number that is added to a value; None where it is not known."""
+    others = (info.scalar(other) for one, other in operand_orders(node, "Add") if one is value)
+    return next((number for number in others if number is not None), None)
+
+
+def expect_epsilon(number: float, node: ir.Node) -> float:
+    """The number that is added to the mean square. Raises Decline for one that the operators do not take."""
+    if not 0 <= number < float("inf"):
+        raise Decline(Code.ILLEGAL, f"epsilon is {number}", node, "")
+    return number
+
+
+def last_size(shape: Shape, x: ir.Value, node: ir.Node) -> int:
+    """The size of the last axis. Raises Decline where it is open."""
+    size = shape[-1].const
+    if size is None:
+        raise Decline(Code.SHAPE, f"the size of the last axis of {x.name!r} is not known", node, "")
+    return size
