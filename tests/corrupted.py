@@ -406,6 +406,11 @@ def _gated(rng: Rng) -> Parts:
     return {"x": _floats(rng, *shape, dtype=_half(rng))}, {"dim": dim}
 
 
+def _gelu_gated(rng: Rng) -> Parts:
+    inputs, attrs = _gated(rng)
+    return inputs, attrs | {"approximate": int(rng.integers(0, 2)), "activate_left": bool(rng.integers(0, 2))}
+
+
 BF16 = ml_dtypes.bfloat16
 
 
@@ -527,6 +532,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "LayerNormV4": (_centred,),
     "AddLayerNorm": (_centred_sum,),
     "SwiGlu": (_gated,),
+    "GeGluV2": (_gelu_gated,),
     "ChunkGatedDeltaRule": (_chunks,),
     "RecurrentGatedDeltaRule": (_recurrence,),
     "CausalConv1d": (_line_convolution,),

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from math import pi, sqrt
 
 import onnx
 from onnx import helper
@@ -74,6 +75,13 @@ class _Writer(FunctionWriter):
         self.nodes.append(node)
         return parts
 
+    def flag(self, name: str) -> str:
+        """Whether an integer attribute of the function is not 0, as a boolean scalar."""
+        node = helper.make_node("Constant", [], [name])
+        node.attribute.append(reference("value_int", name, onnx.AttributeProto.INT))
+        self.nodes.append(node)
+        return self.op("Cast", name, to=onnx.TensorProto.BOOL)
+
     def reciprocal(self, x: str, out: str) -> str:
         """1 / sqrt(mean(x^2) + epsilon) along the last axis, which stays."""
         floor = self.op("Add", self.mean(self.op("Mul", x, x)), self.attribute("epsilon"))
@@ -122,6 +130,21 @@ def _swi_glu(writer: _Writer) -> None:
     writer.like(writer.op("Mul", swish, up), "x", "y")
 
 
+def _ge_glu(writer: _Writer) -> None:
+    """Gelu is rounded before it is multiplied. The attributes choose its form and its half by factors of 0 and 1."""
+    first, second = writer.halves("x", "dim")
+    left, tanh = (writer.flag(name) for name in ("activate_left", "approximate"))
+    gate = writer.wide(writer.op("Where", left, first, second))
+    up = writer.op("Where", left, second, first)
+    cube = writer.op("Mul", writer.op("Mul", gate, gate), gate)
+    inner = writer.op("Add", gate, writer.op("Mul", cube, writer.number(0.044715)))
+    curve = writer.op("Tanh", writer.op("Mul", inner, writer.number(sqrt(2 / pi))))
+    share = writer.op("Where", tanh, curve, writer.op("Erf", writer.op("Mul", gate, writer.number(sqrt(0.5)))))
+    half = writer.op("Mul", gate, writer.number(0.5))
+    gelu = writer.like(writer.op("Mul", half, writer.op("Add", share, writer.number(1.0))), "x", "gelu")
+    writer.op("Mul", gelu, up, out="y")
+
+
 def _rotary(writer: _Writer) -> None:
     """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16."""
     first, second = writer.halves("x", None)
@@ -135,5 +158,6 @@ _WRITERS = {
     "LayerNormV4": _layer_norm,
     "AddLayerNorm": _add_layer_norm,
     "SwiGlu": _swi_glu,
+    "GeGluV2": _ge_glu,
     "RotaryPositionEmbedding": _rotary,
 }

@@ -11,10 +11,10 @@ from math import prod
 from fa_compiler.op_registry import dtypes
 from fa_compiler.op_registry.constraints import norms
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
+from fa_compiler.op_registry.constraints.gates import halved
 from fa_compiler.op_registry.diagnostic import Diagnostic
-from fa_compiler.op_registry.geometry import Shape, divide, no_multiple
+from fa_compiler.op_registry.geometry import no_multiple
 from fa_compiler.op_registry.macros import REG_OP
-from fa_compiler.op_registry.node import TensorInfo
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
 
 FLOATS = "DT_BF16, DT_FLOAT16, DT_FLOAT"
@@ -97,12 +97,7 @@ def aligned(call: CheckedNode) -> Iterator[Diagnostic]:
 
 def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     """y has the type and shape of x, but half its size along the axis dim."""
-    x, dim = inputs["x"], attrs["dim"]
-    if x.shape is None or not -len(x.shape) <= dim < len(x.shape):
-        return {"y": TensorInfo(x.dtype)}
-    place = dim % len(x.shape)
-    shape: Shape = (*x.shape[:place], divide(x.shape[place], 2), *x.shape[place + 1 :])
-    return {"y": TensorInfo(x.dtype, shape)}
+    return {"y": halved(inputs["x"], attrs["dim"])}
 
 
 OPERATOR = Operator(variants=(CURRENT.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None, is_attention=False)

@@ -21,7 +21,7 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
-from fa_compiler.passes.around import layer_norm, rms_norm, rotary, rows, swiglu
+from fa_compiler.passes.around import geglu, layer_norm, rms_norm, rotary, rows, swiglu
 from fa_compiler.passes.around.records import FLOAT, Gated, Norm, Rotary, SummedNorm, Weight, known_shape
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
@@ -72,10 +72,11 @@ class _Fuser:
 
     def norm_or_gate_at(self, node: ir.Node) -> Around | None:
         """Fuse the norm or the gated activation around a node; None where there is none."""
-        if swiglu.is_anchor(node):
-            found = limited_attempt(node, lambda: swiglu.gated(node, self.facts.info, self.facts.options))
-            return self._fused(node, [found] if isinstance(found, Gated) else found)
         info, options = self.facts.info, self.facts.options
+        for kind in (swiglu, geglu):
+            if kind.is_anchor(node):
+                found = limited_attempt(node, lambda kind=kind: kind.gated(node, info, options))  # type: ignore[misc]
+                return self._fused(node, [found] if isinstance(found, Gated) else found)
         if rms_norm.is_anchor(node, info):
             return self._fused(node, limited_attempt(node, lambda: [*rms_norm.norms(node, info)]))
         if layer_norm.is_anchor(node, info):
@@ -132,15 +133,13 @@ class _Fuser:
         return self._put(node, norm.anchor, found.nodes, norm.rounded, results, more)
 
     def _gated(self, found: Gated) -> Around:
-        whole, dim, more = found.whole, found.dim, 0
-        if whole is None:
-            dtype = self.facts.info.dtype(found.gate)
-            rank = len(self.facts.info.shape(found.gate) or ())
-            whole, dim, more = self.builder.joined([found.gate, found.up], dtype, rank - 1), -1, 1
+        (whole, *others), more = found.operands, 0
         self._check_opset(whole, found.anchor)
-        node = registry_node(self._spec("SwiGlu", found.anchor), {"x": whole}, {"dim": dim}, self.builder)
-        narrow = self.facts.info.dtype(whole) in SIXTEEN_BITS
-        return self._put(node, found.anchor, found.nodes, narrow, {0: found.result}, more)
+        if others:
+            rank = len(known_shape(whole, self.facts.info, found.anchor))
+            whole, more = self.builder.joined(found.operands, self.facts.info.dtype(whole), rank - 1), 1
+        node = registry_node(self._spec(found.op_type, found.anchor), {"x": whole}, found.attrs, self.builder)
+        return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result}, more)
 
     def _rotary(self, found: Rotary) -> Around:
         """The operator between tokens in front of heads, whatever the model has."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -73,18 +74,19 @@ class SummedNorm:
 
 @dataclass(frozen=True)
 class Gated:
-    """A gated activation: result = gate * sigmoid(gate) * up.
+    """A gated activation: an operator of `attrs` on the gate and on what it multiplies.
 
-    With a `whole`, gate and up are its halves along the axis `dim`; without one, they are joined along their last axis.
+    `operands` are one tensor, whose parts are both of them, or the two, which are joined along their last axis.
+    `rounded` tells that the model rounds more to 16 bits than the operator.
     """
 
     anchor: ir.Node
-    gate: ir.Value
-    up: ir.Value
+    op_type: str
+    attrs: Mapping[str, int | float]
+    operands: tuple[ir.Value, ...]
     result: ir.Value
     nodes: tuple[ir.Node, ...]
-    whole: ir.Value | None = None
-    dim: int = -1
+    rounded: bool
 
 
 @dataclass(frozen=True)

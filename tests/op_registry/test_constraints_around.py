@@ -30,6 +30,7 @@ GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
         "bias": tensor((64,)),
     },
     "SwiGlu": {"x": tensor((2, 5, 128))},
+    "GeGluV2": {"x": tensor((2, 5, 128))},
     "RotaryPositionEmbedding": {
         "x": tensor((2, 5, 4, 64)),
         "cos": tensor((2, 5, 1, 64)),
@@ -121,6 +122,14 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("SwiGlu", {}, {"dim": 1}, None, "SG.3"),
     ("SwiGlu", {"x": tensor((2, 62))}, {}, "310P", "SG.4"),
     ("SwiGlu", {"x": tensor((0, 64))}, {}, "310P", "SG.4"),
+    ("GeGluV2", {"x": tensor((2, 8), "DT_INT8")}, {}, None, "GG.1"),
+    ("GeGluV2", {}, {"dim": -4}, None, "GG.2"),
+    ("GeGluV2", {"x": tensor(())}, {}, None, "GG.2"),
+    ("GeGluV2", {"x": tensor((1,) * 8 + (2,))}, {}, None, "GG.2"),
+    ("GeGluV2", {}, {"dim": 1}, None, "GG.2"),
+    ("GeGluV2", {"x": tensor((0, 64))}, {}, None, "GG.3"),
+    ("GeGluV2", {}, {"approximate": 2}, None, "GG.4"),
+    ("GeGluV2", {}, {"approximate": 0}, "310P", "GG.5"),
     (ROTARY, {"cos": tensor((2, 5, 1, 64), FLOAT)}, {}, None, "RPE.1"),
     (ROTARY, {"x": tensor((5, 64))}, {}, None, "RPE.2"),
     (ROTARY, {"sin": tensor((5, 1, 64))}, {}, None, "RPE.2"),
@@ -200,4 +209,6 @@ def test_shapes_of_results() -> None:
     assert infer("SwiGlu", {"x": x}, {"dim": 1})["y"] == tensor((2, None, 4, 8), BF16)
     assert infer("SwiGlu", {"x": x}, {"dim": -1})["y"] == tensor((2, "s", 4, 4), BF16)
     assert infer("SwiGlu", {"x": tensor(None, BF16)}, {})["y"] == tensor(None, BF16)
+    half = tensor((2, "s", 4, 4), BF16)
+    assert infer("GeGluV2", {"x": x}, {}) == {"y": half, "gelu": half}
     assert infer(ROTARY, {"x": x, "cos": x, "sin": x}, {})["y"] == x

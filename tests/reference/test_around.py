@@ -89,6 +89,25 @@ def test_infinite_gates_are_as_in_plain_operators() -> None:
     assert found[2] == 0
 
 
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("approximate", "expected"), [(0, 0.8413447460685429), (1, 0.8411919906082768)])
+def test_gelu_of_either_half(left: bool, approximate: int, expected: float) -> None:
+    x = np.array([[1.0, -3.0]] if left else [[-3.0, 1.0]])
+    attrs = {"approximate": approximate, "activate_left": left}
+    found = reference.run("GeGluV2", {"x": x}, attrs, dtype="float64")
+    assert np.allclose(found["gelu"], expected, atol=1e-15)
+    assert np.allclose(found["y"], -3 * expected, atol=1e-15)
+
+
+def test_gelu_is_rounded_before_it_is_multiplied() -> None:
+    x = np.array([[1.0, 512.0]], ml_dtypes.bfloat16)
+    found = reference.run("GeGluV2", {"x": x}, {"activate_left": True})
+    assert found["gelu"].astype(np.float64) == 0.83984375  # of 0.8412
+    assert found["y"].astype(np.float64) == 430
+    exact = reference.run("GeGluV2", {"x": x}, {"activate_left": True}, dtype="float64")
+    assert round(exact["y"][0, 0]) == 431
+
+
 ROTATED = {0: [-3, -4, 1, 2], 1: [-2, 1, -4, 3], 2: [-2, 1, -4, 3], 3: [-2, -4, 1, 3]}
 
 

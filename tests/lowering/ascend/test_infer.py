@@ -130,6 +130,7 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
         [(F, (2, -1, 4, 6))],
     ),
     ("SwiGlu", X, {"dim": 1}, [(F, (2, -1, 6))]),
+    ("GeGluV2", X, {}, [(F, (2, -1, 3)), (F, (2, -1, 3))]),
     ("ArgMaxV2", {**X, "dimension": number(1)}, {}, [(I, (2, 6))]),
     ("TopK", {**X, "k": number(4)}, {"dim": -1}, [(F, (2, -1, 4)), ("DT_INT32", (2, -1, 4))]),
     ("MatMulV2", {"x1": Fact(F, (3, 4)), "x2": Fact(F, (5, 4))}, {"transpose_x2": True}, [(F, (3, 5))]),
@@ -244,6 +245,7 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
     ("LayerNormV4", {**X, "normalized_shape": ints(6), "beta": Fact(F, (5,))}, {}, "beta has the shape"),
     ("SwiGlu", {"x": Fact(F, (2, 5))}, {"dim": 1}, "has no halves along the axis 1"),
     ("SwiGlu", X, {"dim": 3}, "dim is 3, x has 3 axes"),
+    ("GeGluV2", {"x": Fact(F, (2, 5))}, {}, "has no halves along the axis -1"),
     (
         "RotaryPositionEmbedding",
         {"x": Fact(F, (2, 5, 4, 6)), "cos": Fact(F, (1, 4, 1, 6)), "sin": Fact(F, (1, 4, 1, 6))},

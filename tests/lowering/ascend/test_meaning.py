@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ NORMALISED = 2 * X / np.sqrt(np.mean(4 * X * X, axis=-1, keepdims=True) + np.flo
 CENTRED = X - X.mean(axis=-1, keepdims=True)
 CENTRED = CENTRED / np.sqrt(np.mean(CENTRED * CENTRED, axis=-1, keepdims=True) + np.float32(1e-5))
 TWOS = np.full(4, 2, np.float32)
+TANH_GELU = X[..., :2] / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (X[..., :2] + 0.044715 * X[..., :2] ** 3)))
+EXACT_GELU = X[..., 1::-1] / 2 * (1 + np.vectorize(math.erf)(X[..., 1::-1] / np.sqrt(2)))
 ONE_HOT = np.array([[0, 1, 0]], np.float32)
 
 ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
@@ -56,6 +59,8 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         {},
         2 * X + 3 * np.concatenate([-X[..., 2:], X[..., :2]], axis=-1),
     ),
+    ("GeGluV2", {"x": X}, {"activate_left": True}, (TANH_GELU * X[..., 2:]).astype(np.float32)),
+    ("GeGluV2", {"x": X[..., ::-1].copy()}, {"approximate": 0}, (EXACT_GELU * X[..., :1:-1]).astype(np.float32)),
     ("SwiGlu", {"x": X}, {"dim": -1}, X[..., :2] / (1 + np.exp(-X[..., :2])) * X[..., 2:]),
 ]
 

@@ -150,3 +150,13 @@ def _swi_glu(call: GeCall) -> str:
     wide = call.cast(call.x("x"), "DT_FLOAT")
     gate, up = call.nodes("Split", wide, count=2, axis=call.attr("dim"), num_outputs=2)
     return call.cast(call.node("Mul", call.node("Mul", gate, call.node("Sigmoid", gate)), up), dtype)
+
+
+@handles("GeGluV2")
+def _ge_glu(call: GeCall) -> Sequence[str]:
+    """a Gelu(b), or Gelu(a) b if activate_left, where a and b are the halves of x along the axis dim. Gelu has the type
+    of x."""
+    first, second = call.nodes("Split", call.x("x"), count=2, axis=call.attr("dim"), num_outputs=2)
+    gate, up = (first, second) if call.attr("activate_left") else (second, first)
+    gelu = call.node("Gelu", gate, approximate="tanh" if call.attr("approximate") else "none")
+    return call.node("Mul", gelu, up), gelu
