@@ -411,6 +411,13 @@ def _gelu_gated(rng: Rng) -> Parts:
     return inputs, attrs | {"approximate": int(rng.integers(0, 2)), "activate_left": bool(rng.integers(0, 2))}
 
 
+def _clipped(rng: Rng) -> Parts:
+    inputs, attrs = _gated(rng)
+    if rng.integers(0, 3) == 0:
+        inputs["group_index"] = rng.integers(0, 2, int(rng.integers(1, 4)))
+    return inputs, attrs | {"interleaved": bool(rng.integers(0, 2)), "limit": _pick(rng, (7.0, 0.5))}
+
+
 BF16 = ml_dtypes.bfloat16
 
 
@@ -533,6 +540,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "AddLayerNorm": (_centred_sum,),
     "SwiGlu": (_gated,),
     "GeGluV2": (_gelu_gated,),
+    "ClippedSwiglu": (_clipped,),
     "ChunkGatedDeltaRule": (_chunks,),
     "RecurrentGatedDeltaRule": (_recurrence,),
     "CausalConv1d": (_line_convolution,),

@@ -6,7 +6,8 @@ domain of the nodes and under their names, so that ONNX Runtime and every other 
 A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the normalised row, too,
 as on A2 and A3. In opset 15 and later the results have the type of the first input (CastLike). In opset 13 and 14,
 which have no CastLike, the body is one of float32. It is the body of calls as passes/around makes them: gamma and beta
-are given and are vectors, AddLayerNorm has no bias, and the mode of RotaryPositionEmbedding is 0.
+are given and are vectors, AddLayerNorm has no bias, ClippedSwiglu has no groups and runs along the last axis, and the
+mode of RotaryPositionEmbedding is 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import pi, sqrt
 
+import numpy as np
 import onnx
 from onnx import helper
 
@@ -145,6 +147,19 @@ def _ge_glu(writer: _Writer) -> None:
     writer.op("Mul", gelu, up, out="y")
 
 
+def _clipped_swiglu(writer: _Writer) -> None:
+    """The elements of even and of odd places along the last axis, or the halves along it: an attribute chooses them."""
+    wide, paired = writer.wide("x"), writer.flag("interleaved")
+    end, last, two = writer.ints(np.iinfo(np.int64).max), writer.ints(-1), writer.ints(2)
+    pairs = [writer.op("Slice", wide, writer.ints(first), end, last, two) for first in (0, 1)]
+    gate, up = (writer.op("Where", paired, *each) for each in zip(pairs, writer.halves(wide, None), strict=True))
+    limit, alpha, bias = (writer.attribute(name) for name in ("limit", "alpha", "bias"))
+    gate = writer.op("Min", gate, limit)
+    up = writer.op("Max", writer.op("Min", up, limit), writer.op("Neg", limit))
+    swish = writer.op("Mul", gate, writer.op("Sigmoid", writer.op("Mul", gate, alpha)))
+    writer.like(writer.op("Mul", swish, writer.op("Add", up, bias)), "x", "y")
+
+
 def _rotary(writer: _Writer) -> None:
     """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16."""
     first, second = writer.halves("x", None)
@@ -159,5 +174,6 @@ _WRITERS = {
     "AddLayerNorm": _add_layer_norm,
     "SwiGlu": _swi_glu,
     "GeGluV2": _ge_glu,
+    "ClippedSwiglu": _clipped_swiglu,
     "RotaryPositionEmbedding": _rotary,
 }

@@ -21,7 +21,7 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
-from fa_compiler.passes.around import geglu, layer_norm, rms_norm, rotary, rows, swiglu
+from fa_compiler.passes.around import clipped, geglu, layer_norm, rms_norm, rotary, rows, swiglu
 from fa_compiler.passes.around.records import FLOAT, Gated, Norm, Rotary, SummedNorm, Weight, known_shape
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
@@ -73,9 +73,11 @@ class _Fuser:
     def norm_or_gate_at(self, node: ir.Node) -> Around | None:
         """Fuse the norm or the gated activation around a node; None where there is none."""
         info, options = self.facts.info, self.facts.options
-        for kind in (swiglu, geglu):
-            if kind.is_anchor(node):
-                found = limited_attempt(node, lambda kind=kind: kind.gated(node, info, options))  # type: ignore[misc]
+        for kind in (swiglu, clipped, geglu):
+            if not kind.is_anchor(node):
+                continue
+            found = limited_attempt(node, lambda kind=kind: kind.gated(node, info, options))  # type: ignore[misc]
+            if found is not None:
                 return self._fused(node, [found] if isinstance(found, Gated) else found)
         if rms_norm.is_anchor(node, info):
             return self._fused(node, limited_attempt(node, lambda: [*rms_norm.norms(node, info)]))

@@ -43,12 +43,13 @@ def source(gate: ir.Value, up: ir.Value, nodes: Sequence[ir.Node], info: ShapeIn
     for gate_first in (True, False):
         halves = halves_of(gate, up, info) if gate_first else halves_of(up, gate, info)  # 1, 2 and 3
         if halves is not None:
-            alone = all(_is_read_by(value, nodes) for value in (gate, up))
+            alone = all(is_read_by(value, nodes) for value in (gate, up))
             return Source(halves.whole, halves.axis, gate_first, halves.nodes) if alone else None
     return Source() if _is_product(gate) and _is_product(up) else None  # 4
 
 
-def _is_read_by(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:
+def is_read_by(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:
+    """Do only these nodes read a value, which is no output?"""
     return {*distinct_consumers(value)} <= {*nodes} and not value.is_graph_output()
 
 

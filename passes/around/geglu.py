@@ -17,8 +17,8 @@ Grammar; the code cites the numbers of the cases, and gates.py says where gate a
 The factors of the polynomials are those numbers, but for the roundings of the model's type. So x * sigmoid(1.702 x) is
 another function, and so is an Erf of another argument.
 
-GeGluV2 rounds Gelu to the type of x, and then the product. So does a model of 16 bits that has Gelu as one operator. One
-that has it written out rounds in between as well, and the report says so. There gate * (1 + share) may overflow in
+GeGluV2 rounds Gelu to the type of x, and then the product. So does a model of 16 bits that has Gelu as one operator.
+One that has it written out rounds in between as well, and the report says so. There gate * (1 + share) may overflow in
 float16, where the operator does not. That all numbers are finite is assumed for Ascend; without this assumption 16
 bits are declined.
 

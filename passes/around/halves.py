@@ -1,7 +1,8 @@
-"""The two halves of a tensor along an axis, as a Split or as two Slices."""
+"""The two halves of a tensor along an axis, as a Split or as two Slices, and its even and its odd elements."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -12,7 +13,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Halves:
-    """A tensor that is cut in two halves along an axis, and the nodes that cut it."""
+    """A tensor that is cut in two parts of equal size along an axis, and the nodes that cut it."""
 
     whole: ir.Value
     axis: int
@@ -23,17 +24,29 @@ class Halves:
 def halves_of(first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | None:
     """The tensor whose halves two values are, in this order; None where they are no halves of one tensor."""
     one, other = first.producer(), second.producer()
-    if one is None or other is None:
-        return None
-    if one is other:
+    if one is not None and one is other:
         return _split(one, first, second, info)
-    left, right = _slice(one, info), _slice(other, info)
+    return _slices(first, second, info, lambda size: ((0, size // 2, 1), (size // 2, size, 1)))
+
+
+def pairs_of(even: ir.Value, odd: ir.Value, info: ShapeInfo) -> Halves | None:
+    """The tensor whose elements of even and of odd places two values are; None where they are not."""
+    return _slices(even, odd, info, lambda size: ((0, size, 2), (1, size, 2)))
+
+
+def _slices(
+    first: ir.Value,
+    second: ir.Value,
+    info: ShapeInfo,
+    places: Callable[[int], tuple[tuple[int, int, int], tuple[int, int, int]]],
+) -> Halves | None:
+    """The tensor of an even size of which two Slices give the parts at these places; None for other values."""
+    left, right = (_slice(value.producer(), info) for value in (first, second))
     if left is None or right is None or (left.whole, left.axis) != (right.whole, right.axis):
         return None
-    bounds = [(0, left.size // 2), (left.size // 2, left.size)]
-    if left.size % 2 or [left.bounds, right.bounds] != bounds:
+    if left.size % 2 or (left.places, right.places) != places(left.size):
         return None
-    return Halves(left.whole, left.axis, (one, other))
+    return Halves(left.whole, left.axis, (left.node, right.node))
 
 
 def _split(node: ir.Node, first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | None:
@@ -48,30 +61,30 @@ def _split(node: ir.Node, first: ir.Value, second: ir.Value, info: ShapeInfo) ->
 
 @dataclass(frozen=True)
 class _Slice:
-    """A part of a tensor along one axis of a known size."""
+    """A part of a tensor along one axis of a known size: its start, its end and its step."""
 
+    node: ir.Node
     whole: ir.Value
     axis: int
     size: int
-    bounds: tuple[int, int]
+    places: tuple[int, int, int]
 
 
-def _slice(node: ir.Node, info: ShapeInfo) -> _Slice | None:
+def _slice(node: ir.Node | None, info: ShapeInfo) -> _Slice | None:
     """What a Slice along one axis cuts; None for other nodes, and for bounds that are not known."""
     if not is_op(node, "Slice"):
         return None
     whole = operand_at(node, 0)
     shape = info.shape(whole)
-    numbers = [_number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1)]
-    start, end, axis = numbers
+    start, end, axis = (_number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1))
     step = _number(node, 4, "steps", info) if operand_at(node, 4).name else 1
-    if not shape or start is None or end is None or axis is None or step != 1 or not -len(shape) <= axis < len(shape):
+    if not shape or start is None or end is None or axis is None or step is None or step < 1:
         return None
-    size = shape[axis].const
+    size = shape[axis].const if -len(shape) <= axis < len(shape) else None
     if size is None:
         return None
     first, last = (max(0, min(size, place + size if place < 0 else place)) for place in (start, end))
-    return _Slice(whole, axis % len(shape), size, (first, last))
+    return _Slice(node, whole, axis % len(shape), size, (first, last, step))
 
 
 def _number(node: ir.Node, place: int, name: str, info: ShapeInfo) -> int | None:

@@ -31,6 +31,7 @@ GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
     },
     "SwiGlu": {"x": tensor((2, 5, 128))},
     "GeGluV2": {"x": tensor((2, 5, 128))},
+    "ClippedSwiglu": {"x": tensor((2, 5, 128))},
     "RotaryPositionEmbedding": {
         "x": tensor((2, 5, 4, 64)),
         "cos": tensor((2, 5, 1, 64)),
@@ -50,7 +51,9 @@ def test_a_good_node_breaks_nothing(op: str, product: str | None, dtype: str) ->
     typed = {name: info if info.dtype == "DT_INT32" else tensor(info.shape, dtype) for name, info in GOOD[op].items()}
     found = [] if product is None else verify(node(op, typed), product)
     found += verify(node(op, typed))
-    absent = op == "RotaryPositionEmbedding" or dtype == BF16 or (op == "LayerNormV4" and dtype == FLOAT)
+    absent = (
+        op in ("RotaryPositionEmbedding", "ClippedSwiglu") or dtype == BF16 or (op == "LayerNormV4" and dtype == FLOAT)
+    )
     assert bool(found) == (product == "310P" and absent)
 
 
@@ -130,6 +133,12 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("GeGluV2", {"x": tensor((0, 64))}, {}, None, "GG.3"),
     ("GeGluV2", {}, {"approximate": 2}, None, "GG.4"),
     ("GeGluV2", {}, {"approximate": 0}, "310P", "GG.5"),
+    ("ClippedSwiglu", {"x": tensor((2, 8), "DT_INT8")}, {}, None, "CS.1"),
+    ("ClippedSwiglu", {"x": tensor((2, 7))}, {}, None, "CS.2"),
+    ("ClippedSwiglu", {"x": tensor((0, 8))}, {}, None, "CS.3"),
+    ("ClippedSwiglu", {}, {"limit": 0.0}, None, "CS.4"),
+    ("ClippedSwiglu", {"group_index": tensor((8193,), "DT_INT64")}, {}, None, "CS.5"),
+    ("ClippedSwiglu", {"group_index": tensor((2, 2), "DT_INT64")}, {}, None, "CS.5"),
     (ROTARY, {"cos": tensor((2, 5, 1, 64), FLOAT)}, {}, None, "RPE.1"),
     (ROTARY, {"x": tensor((5, 64))}, {}, None, "RPE.2"),
     (ROTARY, {"sin": tensor((5, 1, 64))}, {}, None, "RPE.2"),
@@ -170,7 +179,7 @@ def test_sizes_that_are_not_known_break_nothing(op: str) -> None:
     opened = {name: tensor(("b", None, *(info.shape or ())[2:])) for name, info in large.items()}
     assert not verify(node(op, opened), "A2")
     unknown = {name: TensorInfo(info.dtype, None) for name, info in GOOD[op].items()}
-    assert not verify(node(op, unknown), "A3" if op == ROTARY else "310P")
+    assert not verify(node(op, unknown), "A3" if op in (ROTARY, "ClippedSwiglu") else "310P")
 
 
 @pytest.mark.parametrize("op", GOOD)
@@ -210,5 +219,6 @@ def test_shapes_of_results() -> None:
     assert infer("SwiGlu", {"x": x}, {"dim": -1})["y"] == tensor((2, "s", 4, 4), BF16)
     assert infer("SwiGlu", {"x": tensor(None, BF16)}, {})["y"] == tensor(None, BF16)
     half = tensor((2, "s", 4, 4), BF16)
+    assert infer("ClippedSwiglu", {"x": x}, {}) == {"y": half}
     assert infer("GeGluV2", {"x": x}, {}) == {"y": half, "gelu": half}
     assert infer(ROTARY, {"x": x, "cos": x, "sin": x}, {})["y"] == x

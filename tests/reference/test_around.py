@@ -108,6 +108,18 @@ def test_gelu_is_rounded_before_it_is_multiplied() -> None:
     assert round(exact["y"][0, 0]) == 431
 
 
+@pytest.mark.parametrize("interleaved", [True, False])
+def test_swish_between_limits(interleaved: bool) -> None:
+    gate, up = np.array([8.0, -9.0, 1.0]), np.array([0.5, 9.0, -9.0])
+    x = np.stack([gate, up], axis=1).reshape(1, 6) if interleaved else np.concatenate([gate, up])[None]
+    found = reference.run("ClippedSwiglu", {"x": x}, {"interleaved": interleaved}, dtype="float64")["y"]
+    bounded = np.array([7.0, -9.0, 1.0])
+    assert np.allclose(found, bounded / (1 + np.exp(-np.float32(1.702) * bounded)) * np.array([1.5, 8.0, -6.0]))
+    one = reference.run("ClippedSwiglu", {"x": np.stack([x, x]), "group_index": np.array([0, 1])}, {}, dtype="float64")
+    assert (one["y"][1] == 0).all()
+    assert one["y"][0].any()
+
+
 ROTATED = {0: [-3, -4, 1, 2], 1: [-2, 1, -4, 3], 2: [-2, 1, -4, 3], 3: [-2, -4, 1, 3]}
 
 

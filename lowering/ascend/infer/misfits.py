@@ -308,7 +308,7 @@ def _tables(call: OpFacts) -> None:
         raise InferenceError(f"cos has the shape {list(cos)}, x {list(x)}")
 
 
-@_refuses("SwiGlu", "GeGluV2")
+@_refuses("SwiGlu", "GeGluV2", "ClippedSwiglu")
 def _halves(call: OpFacts) -> None:
     x, dim = call.x().shape, call.attr("dim")
     if x is None:

@@ -130,6 +130,7 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
         [(F, (2, -1, 4, 6))],
     ),
     ("SwiGlu", X, {"dim": 1}, [(F, (2, -1, 6))]),
+    ("ClippedSwiglu", X, {}, [(F, (2, -1, 3))]),
     ("GeGluV2", X, {}, [(F, (2, -1, 3)), (F, (2, -1, 3))]),
     ("ArgMaxV2", {**X, "dimension": number(1)}, {}, [(I, (2, 6))]),
     ("TopK", {**X, "k": number(4)}, {"dim": -1}, [(F, (2, -1, 4)), ("DT_INT32", (2, -1, 4))]),

@@ -26,6 +26,13 @@ CENTRED = CENTRED / np.sqrt(np.mean(CENTRED * CENTRED, axis=-1, keepdims=True) +
 TWOS = np.full(4, 2, np.float32)
 TANH_GELU = X[..., :2] / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (X[..., :2] + 0.044715 * X[..., :2] ** 3)))
 EXACT_GELU = X[..., 1::-1] / 2 * (1 + np.vectorize(math.erf)(X[..., 1::-1] / np.sqrt(2)))
+
+
+def clipped(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    gate = np.minimum(gate, 7)
+    return (gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)).astype(np.float32)
+
+
 ONE_HOT = np.array([[0, 1, 0]], np.float32)
 
 ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
@@ -61,6 +68,8 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
     ),
     ("GeGluV2", {"x": X}, {"activate_left": True}, (TANH_GELU * X[..., 2:]).astype(np.float32)),
     ("GeGluV2", {"x": X[..., ::-1].copy()}, {"approximate": 0}, (EXACT_GELU * X[..., :1:-1]).astype(np.float32)),
+    ("ClippedSwiglu", {"x": X}, {}, clipped(X[..., ::2], X[..., 1::2])),
+    ("ClippedSwiglu", {"x": X}, {"interleaved": False, "dim": -1}, clipped(X[..., :2], X[..., 2:])),
     ("SwiGlu", {"x": X}, {"dim": -1}, X[..., :2] / (1 + np.exp(-X[..., :2])) * X[..., 2:]),
 ]
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.passes.around import test_geglu, test_layer_norm, test_rms_norm, test_rotary, test_swiglu
+from tests.passes.around import test_clipped, test_geglu, test_layer_norm, test_rms_norm, test_rotary, test_swiglu
 from tests.passes.around.running import assert_equal, feeds, fused, operators, run
 
 ROUNDS = 60 * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))
@@ -38,6 +38,7 @@ def blocks() -> list[onnx.ModelProto]:
         test_geglu.model(test_geglu.SPLIT + body + "y = Mul(g1, b)")
         for body in (test_geglu.SPELLINGS | test_geglu.BY_TANH).values()
     ]
+    gates += [test_clipped.model(body) for body in (test_clipped.SPELLINGS | test_clipped.JOINED).values()]
     turns = [test_rotary.model(*spelling[:3]) for spelling in test_rotary.SPELLINGS.values()]
     return [*norms, *halves, *sums, *centred, *gates, *turns]
 

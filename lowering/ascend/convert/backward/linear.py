@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
@@ -160,3 +162,27 @@ def _ge_glu(call: GeCall) -> Sequence[str]:
     gate, up = (first, second) if call.attr("activate_left") else (second, first)
     gelu = call.node("Gelu", gate, approximate="tanh" if call.attr("approximate") else "none")
     return call.node("Mul", gelu, up), gelu
+
+
+@handles("ClippedSwiglu")
+def _clipped_swiglu(call: GeCall) -> str:
+    """g / (1 + exp(-alpha g)) (u + bias), where g is at most the limit, and u between it and its negative. They are the
+    elements of even and of odd places along the last axis, or the halves along dim. It is computed in float32."""
+    if call.has("group_index"):
+        raise UnreadableError(f"operator '{call.op.name}': groups of rows have no meaning in ONNX here")
+    dtype, dim, wide = call.desc("x").dtype, call.attr("dim"), call.cast(call.x("x"), "DT_FLOAT")
+    if not call.attr("interleaved"):
+        gate, up = call.nodes("Split", wide, count=2, axis=dim, num_outputs=2)
+    elif dim in (-1, call.rank("x") - 1):
+        end, last, two = call.ints([np.iinfo(np.int64).max]), call.ints([-1]), call.ints([2])
+        gate, up = (call.node("Slice", wide, call.ints([first]), end, last, two) for first in (0, 1))
+    else:
+        raise UnreadableError(f"operator '{call.op.name}': pairs of several axes have no meaning in ONNX here")
+    limit, lowest, alpha, bias = (
+        call.array(number, "DT_FLOAT")
+        for number in (call.attr("limit"), -call.attr("limit"), call.attr("alpha"), call.attr("bias"))
+    )
+    gate = call.node("Min", gate, limit)
+    up = call.node("Max", call.node("Min", up, limit), lowest)
+    swish = call.node("Mul", gate, call.node("Sigmoid", call.node("Mul", gate, alpha)))
+    return call.cast(call.node("Mul", swish, call.node("Add", up, bias)), dtype)
