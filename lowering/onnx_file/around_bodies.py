@@ -6,8 +6,8 @@ domain of the nodes and under their names, so that ONNX Runtime and every other 
 A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the normalised row, too,
 as on A2 and A3. In opset 15 and later the results have the type of the first input (CastLike). In opset 13 and 14,
 which have no CastLike, the body is one of float32. It is the body of calls as passes/around makes them: gamma and beta
-are given and are vectors, AddLayerNorm has no bias, ClippedSwiglu has no groups and runs along the last axis, and the
-mode of RotaryPositionEmbedding is 0.
+are given and are vectors, AddLayerNorm has no bias, ClippedSwiglu has no groups and runs along the last axis, and
+RotaryPositionEmbedding has no mode 2 and no matrix.
 """
 
 from __future__ import annotations
@@ -77,12 +77,26 @@ class _Writer(FunctionWriter):
         self.nodes.append(node)
         return parts
 
-    def flag(self, name: str) -> str:
-        """Whether an integer attribute of the function is not 0, as a boolean scalar."""
+    def pairs(self, name: str) -> tuple[str, str]:
+        """The elements of even and of odd places of a tensor along the last axis."""
+        end, last, two = self.ints(np.iinfo(np.int64).max), self.ints(-1), self.ints(2)
+        even, odd = (self.op("Slice", name, self.ints(first), end, last, two) for first in (0, 1))
+        return even, odd
+
+    def integer(self, name: str) -> str:
+        """The value of an integer attribute of the function. Its node has the attribute's name."""
         node = helper.make_node("Constant", [], [name])
         node.attribute.append(reference("value_int", name, onnx.AttributeProto.INT))
         self.nodes.append(node)
-        return self.op("Cast", name, to=onnx.TensorProto.BOOL)
+        return name
+
+    def flag(self, name: str) -> str:
+        """Whether an integer attribute of the function is not 0, as a boolean scalar."""
+        return self.op("Cast", self.integer(name), to=onnx.TensorProto.BOOL)
+
+    def scalar(self, value: int) -> str:
+        """An int64 scalar."""
+        return self.constant(np.array(value, np.int64))
 
     def reciprocal(self, x: str, out: str) -> str:
         """1 / sqrt(mean(x^2) + epsilon) along the last axis, which stays."""
@@ -150,9 +164,8 @@ def _ge_glu(writer: _Writer) -> None:
 def _clipped_swiglu(writer: _Writer) -> None:
     """The elements of even and of odd places along the last axis, or the halves along it: an attribute chooses them."""
     wide, paired = writer.wide("x"), writer.flag("interleaved")
-    end, last, two = writer.ints(np.iinfo(np.int64).max), writer.ints(-1), writer.ints(2)
-    pairs = [writer.op("Slice", wide, writer.ints(first), end, last, two) for first in (0, 1)]
-    gate, up = (writer.op("Where", paired, *each) for each in zip(pairs, writer.halves(wide, None), strict=True))
+    parts = zip(writer.pairs(wide), writer.halves(wide, None), strict=True)
+    gate, up = (writer.op("Where", paired, *each) for each in parts)
     limit, alpha, bias = (writer.attribute(name) for name in ("limit", "alpha", "bias"))
     gate = writer.op("Min", gate, limit)
     up = writer.op("Max", writer.op("Min", up, limit), writer.op("Neg", limit))
@@ -161,10 +174,18 @@ def _clipped_swiglu(writer: _Writer) -> None:
 
 
 def _rotary(writer: _Writer) -> None:
-    """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16."""
-    first, second = writer.halves("x", None)
-    rotated = writer.op("Concat", writer.op("Neg", second), first, axis=-1)
-    writer.op("Add", writer.op("Mul", "x", "cos"), writer.op("Mul", rotated, "sin"), out="y")
+    """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16. The mode says what a pair
+    is."""
+    even, odd = writer.pairs("x")
+    mode = writer.integer("mode")
+    is_pair, is_sorted = (writer.op("Equal", mode, writer.scalar(number)) for number in (1, 3))
+    x = writer.op("Where", is_sorted, writer.op("Concat", even, odd, axis=-1), "x")
+    first, second = writer.halves(x, None)
+    halves = writer.op("Concat", writer.op("Neg", second), first, axis=-1)
+    columns = [writer.op("Unsqueeze", part, writer.ints(-1)) for part in (writer.op("Neg", odd), even)]
+    pairs = writer.op("Reshape", writer.op("Concat", *columns, axis=-1), writer.op("Shape", "x"))
+    rotated = writer.op("Where", is_pair, pairs, halves)
+    writer.op("Add", writer.op("Mul", x, "cos"), writer.op("Mul", rotated, "sin"), out="y")
 
 
 _WRITERS = {

@@ -22,7 +22,16 @@ from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
 from fa_compiler.passes.around import clipped, geglu, layer_norm, rms_norm, rotary, rows, swiglu
-from fa_compiler.passes.around.records import FLOAT, Gated, Norm, Rotary, SummedNorm, Weight, known_shape
+from fa_compiler.passes.around.records import (
+    FLOAT,
+    INTERLEAVE,
+    Gated,
+    Norm,
+    Rotary,
+    SummedNorm,
+    Weight,
+    known_shape,
+)
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
@@ -67,8 +76,7 @@ class _Fuser:
         """Fuse the rotary positions around a node; None where there are none."""
         if not rotary.is_anchor(node):
             return None
-        turned = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info))
-        return self._fused(node, [turned] if isinstance(turned, Rotary) else turned)
+        return self._fused(node, limited_attempt(node, lambda: rotary.rotary(node, self.facts.info)))
 
     def norm_or_gate_at(self, node: ir.Node) -> Around | None:
         """Fuse the norm or the gated activation around a node; None where there is none."""
@@ -146,18 +154,37 @@ class _Fuser:
     def _rotary(self, found: Rotary) -> Around:
         """The operator between tokens in front of heads, whatever the model has."""
         self._check_opset(found.x, found.anchor, casts=False)
-        x, cos, sin, result, more = found.x, found.cos, found.sin, found.result, 0
+        x, cos, sin, more = found.x, found.cos, found.sin, 0
         if found.heads_first:
-            cos, sin = (self._swapped(table) for table in (cos, sin))
+            cos, sin = self._swapped(cos), self._swapped(sin)
             more = 1 if found.read_behind is not None else 2
             x = found.read_behind or self._swapped(x)
-        node = registry_node(
-            self._spec("RotaryPositionEmbedding", found.anchor), {"x": x, "cos": cos, "sin": sin}, {}, self.builder
-        )
+        if found.is_half_table:
+            cos, sin = self._doubled(cos, found.mode), self._doubled(sin, found.mode)
+        if found.moves_pairs:
+            x, more = self._halved(x), more + 3
+        spec = self._spec("RotaryPositionEmbedding", found.anchor)
+        node = registry_node(spec, {"x": x, "cos": cos, "sin": sin}, {"mode": found.mode}, self.builder)
         behind = self._swapped if found.heads_first else None
-        return self._put(
-            node, found.anchor, found.nodes, self.facts.info.dtype(x) in SIXTEEN_BITS, {0: result}, more, behind
-        )
+        narrow = self.facts.info.dtype(x) in SIXTEEN_BITS
+        return self._put(node, found.anchor, found.nodes, narrow, {0: found.result}, more, behind)
+
+    def _doubled(self, table: ir.Value, mode: int) -> ir.Value:
+        """A table that holds one number for each pair as one for each element."""
+        info = self.facts.info
+        size, dtype = (info.shape(table) or ())[-1].const, info.dtype(table)
+        if mode != INTERLEAVE:
+            return self.builder.joined([table, table], dtype, -1)
+        places = self.builder.ints(np.repeat(np.arange(size or 0), 2).tolist())
+        return self.builder.op("Gather", [table, places], dtype, {"axis": -1})
+
+    def _halved(self, x: ir.Value) -> ir.Value:
+        """A tensor of four axes whose elements of even places along the last one stand in front of the odd ones."""
+        info, op = self.facts.info, self.builder.op
+        size, dtype = (info.shape(x) or ())[-1].const, info.dtype(x)
+        pairs = op("Reshape", [x, self.builder.ints([0, 0, 0, (size or 0) // 2, 2])], dtype)
+        moved = op("Transpose", [pairs], dtype, {"perm": (0, 1, 2, 4, 3)})
+        return op("Reshape", [moved, self.builder.ints([0, 0, 0, size or 0])], dtype)
 
     def _swapped(self, value: ir.Value) -> ir.Value:
         """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""

@@ -89,12 +89,18 @@ class Gated:
     rounded: bool
 
 
+HALF, INTERLEAVE, INTERLEAVE_HALF = 0, 1, 3
+"""The modes of RotaryPositionEmbedding: which elements of the last axis are a pair, before and behind it."""
+
+
 @dataclass(frozen=True)
 class Rotary:
-    """Rotary positions: result = x * cos + (-x2, x1) * sin, where x1 and x2 are the halves of x along its last axis.
+    """Rotary positions: result = x * cos + (-x2, x1) * sin, where x1 and x2 are the parts of x along its last axis that
+    the mode names.
 
     x has four axes. Tokens stand in front of the heads, or behind them (`heads_first`). `read_behind` is what a
-    Transpose of these two axes makes x from, if nothing else reads x.
+    Transpose of these two axes makes x from, if nothing else reads x. If `is_half_table`, cos and sin hold one number
+    for each pair. If `moves_pairs`, the operator gets x with the elements of even places in front of those of odd ones.
     """
 
     anchor: ir.Node
@@ -103,8 +109,11 @@ class Rotary:
     sin: ir.Value
     result: ir.Value
     nodes: tuple[ir.Node, ...]
-    heads_first: bool
+    mode: int = HALF
+    is_half_table: bool = False
+    heads_first: bool = False
     read_behind: ir.Value | None = None
+    moves_pairs: bool = False
 
 
 def known_shape(value: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:

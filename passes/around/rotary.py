@@ -2,84 +2,192 @@
 
     x1, x2 = x[..., : d // 2], x[..., d // 2 :];  y = x * cos + torch.cat((-x2, x1), -1) * sin
 
-Grammar; the code cites the numbers of the cases:
+Grammar; the code cites the numbers of the cases, and rotary_ops.py has the operators that are rotary positions already:
 
-    rotated :=
-      1     Concat(Neg(x2), x1)            along the last axis; x1 and x2 are the halves of x, by Split or by Slices
+    x1, x2 :=
+      1     the halves of x                along the last axis, by Split or by Slices
+      2   | the elements of even and of odd places along the last axis
+    joined(u, v) :=
+      3     Concat(u, v)                   along the last axis
+      4   | Reshape(Concat(Unsqueeze(u), Unsqueeze(v)))       along a new last axis, and in the shape of x again: pairs
     result :=
-      2     Add(Mul(x, cos), Mul(rotated, sin))
+      5     Add(Mul(x, cos), Mul(joined(Neg(x2), x1), sin))
+      6   | joined(Sub(Mul(x1, c), Mul(x2, s)), Add(Mul(x2, c), Mul(x1, s)))      cos and sin are c and s twice, below
+    the operator's mode :=
+      7     0 (half)                       halves, joined as halves
+      8   | 1 (interleave)                 pairs, joined as pairs
+      9   | 3 (interleave-half)            pairs, joined as halves; only in case 6. Where the product does not have this
+                                           mode, a Transpose moves the pairs into halves in front of mode 0
     x, cos and sin :=
-      3     [B, N, S, D] and [1 or B, 1, S, D]         heads in front of the tokens
-      4   | [B, S, N, D] and [1 or B, S, 1, D]         tokens in front of the heads
+     10     [B, N, S, D] and [1 or B, 1, S, D]         heads in front of the tokens
+     11   | [B, S, N, D] and [1 or B, S, 1, D]         tokens in front of the heads
     x, where heads stand in front :=
-      5     Transpose(z)                   of these two axes, and read here only: the operator reads z
-      6   | x                              it is transposed
+     12     Transpose(z)                   of these two axes, and read here only: the operator reads z
+     13   | x                              it is transposed
 
 The operator tells the tokens from the heads by the shape of cos. Where heads stand in front, A2 and A3 take few of them
 for each token. Open sizes do not prove this, and a decoder of one token breaks it. So the operator always gets the
 tokens in front. A Transpose that is made for this moves the tensor once; the nodes that it replaces do so six times.
 
-The sizes of cos are those of x, or 1: this is proven, because the operator does not broadcast in other ways. What is
-computed is the same, operation by operation. In 16 bits the operator may compute in float32 and round once, where the
-model rounds three times; the report says so. That all numbers are finite is assumed for Ascend.
+The sizes of cos are those of x, or 1: this is proven, because the operator does not broadcast in other ways. In case 6
+the last axis of c has half of them: a Concat of two makes cos for halves, and a Gather that takes each number twice
+makes it for pairs. What is computed is the same, operation by operation. In 16 bits the operator may compute in float32
+and round once, where the model rounds three times; the report says so. That all numbers are finite is assumed for
+Ascend.
 
-The parts of a partial rotation (rotation of the first dimensions of a head) are matched as any other tensor. Pairs of
-neighbours (interleaved) and the operators RotaryEmbedding of ONNX and ONNX Runtime stay as they are.
+The parts of a partial rotation (rotation of the first dimensions of a head) are matched as any other tensor.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.around.halves import halves_of
-from fa_compiler.passes.around.records import Rotary, is_float, known_shape
+from fa_compiler.passes.around.halves import Halves, halves_of, pairs_of
+from fa_compiler.passes.around.records import HALF, INTERLEAVE, INTERLEAVE_HALF, Rotary, is_float, known_shape
 from fa_compiler.passes.ir.nodes import (
     data_readers,
     int_attr,
     is_op,
     only_reader,
     operand_at,
+    operand_orders,
     permutation,
+    places_of,
 )
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.values.patterns import Bind, Op, matches
+from fa_compiler.passes.values.patterns import Bind, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-_ROTATED = Op("Concat", Op("Neg", Bind("second")), Bind("first"))
-_RESULT = Op("Add", Op("Mul", Bind("x"), Bind("cos")), Op("Mul", _ROTATED, Bind("sin")))
+_C, _S, _X1, _X2 = (Bind(name) for name in ("cos", "sin", "first", "second"))
+_REAL = Op("Sub", Op("Mul", _X1, _C), Op("Mul", _X2, _S))
+_IMAGINARY = Op("Add", Op("Mul", _X2, _C), Op("Mul", _X1, _S))
 SWAP = (0, 2, 1, 3)
 """The Transpose between tokens in front of heads and heads in front of tokens."""
+_MODES = {("halves", "halves"): HALF, ("pairs", "pairs"): INTERLEAVE, ("pairs", "halves"): INTERLEAVE_HALF}  # 7 to 9
 
 
 def is_anchor(node: ir.Node) -> bool:
-    """May this be the rotated tensor?"""
-    return is_op(node, "Concat") and len(node.inputs) == 2 and is_op(operand_at(node, 0).producer(), "Neg")
+    """May this join the two parts of what is rotated?"""
+    if not is_op(node, "Concat") or len(node.inputs) != 2:
+        return False
+    first = _before_unsqueeze(operand_at(node, 0))
+    return is_op(first.producer(), "Neg", "Sub")
 
 
-def rotary(node: ir.Node, info: ShapeInfo) -> Rotary | None:
-    """The rotary positions around a Concat; None where there are none.
+def rotary(node: ir.Node, info: ShapeInfo) -> list[Rotary]:
+    """The rotary positions around a Concat, the best form of them first; none where there are none.
 
     Raises:
         Decline: they are positions that the operator does not compute.
     """
-    product = only_reader(node.outputs[0])
-    total = None if product is None else only_reader(product.outputs[0])
-    if total is None:
+    joined = _joined(node, info)
+    found = None if joined is None else _added(joined, info) or _written_out(joined, info)
+    if found is None:
+        return []
+    checked = _checked(found, info)
+    if found.mode != INTERLEAVE_HALF:
+        return [checked]
+    return [checked, replace(checked, mode=HALF, moves_pairs=True)]  # 9
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """Two values that are joined, as halves or as pairs, and the nodes that do so."""
+
+    node: ir.Node
+    first: ir.Value
+    second: ir.Value
+    result: ir.Value
+    form: str
+    nodes: tuple[ir.Node, ...]
+
+
+def _joined(node: ir.Node, info: ShapeInfo) -> _Joined | None:
+    """What a Concat joins; None where it joins along another axis than the last one."""
+    values = operand_at(node, 0), operand_at(node, 1)
+    inner = _before_unsqueeze(values[0]), _before_unsqueeze(values[1])
+    shape = info.shape(values[0])
+    if not shape or int_attr(node, "axis", 0) not in (-1, len(shape) - 1):
         return None
-    for found in matches(_RESULT, total.outputs[0], info):  # 2
-        halves = halves_of(found["first"], found["second"], info)  # 1
-        last = len(info.shape(found["x"]) or ()) - 1
-        if (
-            halves is None
-            or (halves.whole, halves.axis) != (found["x"], last)
-            or int_attr(node, "axis", 0) not in (-1, last)
-        ):
+    if inner == values:
+        return _Joined(node, *values, node.outputs[0], "halves", (node,))  # 3
+    added = [value.producer() for value in values]
+    reshape = only_reader(node.outputs[0])
+    last = all(is_op(one, "Unsqueeze") and places_of(one, len(shape)) == [len(shape) - 1] for one in added)
+    if not last or not is_op(reshape, "Reshape"):
+        return None
+    nodes = tuple(one for one in (*added, node, reshape) if one is not None)
+    return _Joined(node, *inner, reshape.outputs[0], "pairs", nodes)  # 4
+
+
+def _before_unsqueeze(value: ir.Value) -> ir.Value:
+    node = value.producer()
+    return operand_at(node, 0) if is_op(node, "Unsqueeze") else value
+
+
+def _added(joined: _Joined, info: ShapeInfo) -> Rotary | None:
+    """x * cos plus what is joined * sin; None where something else is computed."""
+    negative, product = joined.first.producer(), only_reader(joined.result)
+    if not is_op(negative, "Neg") or not is_op(product, "Mul"):
+        return None
+    parts = _parts(joined.second, operand_at(negative, 0), joined, info)
+    total = only_reader(product.outputs[0])
+    sin = next(other for one, other in operand_orders(product, "Mul") if one is joined.result)
+    if parts is None or total is None:
+        return None
+    if parts.mode == INTERLEAVE_HALF:
+        return None
+    for straight, cos in _times(parts.cut.whole, total, product.outputs[0]):  # 5
+        nodes = (*parts.cut.nodes, negative, *joined.nodes, product, straight, total)
+        return Rotary(joined.node, parts.cut.whole, cos, sin, total.outputs[0], nodes, parts.mode)
+    return None
+
+
+def _times(x: ir.Value, total: ir.Node, rotated: ir.Value) -> Iterator[tuple[ir.Node, ir.Value]]:
+    """The product of x and a table that is added to what is rotated, with this table."""
+    for one, other in operand_orders(total, "Add"):
+        straight = other.producer()
+        for factor, cos in operand_orders(straight, "Mul"):
+            if one is rotated and factor is x and straight is not None:
+                yield straight, cos
+
+
+def _written_out(joined: _Joined, info: ShapeInfo) -> Rotary | None:
+    """The rotation of both parts, which are joined then; None where something else is computed."""
+    for real in matches(_REAL, joined.first, info):  # 6
+        imaginary = match(_IMAGINARY, joined.second, info, real.values)
+        parts = None if imaginary is None else _parts(real["first"], real["second"], joined, info)
+        if imaginary is not None and parts is not None:
+            nodes = tuple(dict.fromkeys((*parts.cut.nodes, *real.nodes, *imaginary.nodes, *joined.nodes)))
+            cos, sin = real["cos"], real["sin"]
+            return Rotary(joined.node, parts.cut.whole, cos, sin, joined.result, nodes, parts.mode, is_half_table=True)
+    return None
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The tensor whose parts are rotated, and the mode that says so."""
+
+    cut: Halves
+    mode: int
+
+
+def _parts(first: ir.Value, second: ir.Value, joined: _Joined, info: ShapeInfo) -> _Parts | None:
+    """The tensor whose parts are these, cut along its last axis; None for other values, and where they are joined
+    otherwise than the operator does."""
+    for form, cut in (("halves", halves_of(first, second, info)), ("pairs", pairs_of(first, second, info))):  # 1 and 2
+        shape = None if cut is None else info.shape(cut.whole)
+        mode = _MODES.get((form, joined.form))
+        if cut is None or shape is None or mode is None or cut.axis != len(shape) - 1:
             continue
-        nodes = (*halves.nodes, *found.nodes)
-        return _checked(Rotary(node, found["x"], found["cos"], found["sin"], total.outputs[0], nodes, True), info)
+        if info.shape(joined.result) == shape:
+            return _Parts(cut, mode)
     return None
 
 
@@ -92,19 +200,10 @@ def _checked(found: Rotary, info: ShapeInfo) -> Rotary:
     if any(_is_read_elsewhere(inner, found.nodes) for inner in found.nodes[:-1]):
         raise Decline(Code.READ_INSIDE, "a number inside of the rotation is read elsewhere, or is an output", node)
     tables = [info.shape(value) for value in (found.cos, found.sin)]
-    orders = [heads_first for heads_first in (False, True) if all(_fits(shape, own, heads_first) for own in tables)]
+    orders = [order for order in (False, True) if all(_fits(shape, own, order, found.is_half_table) for own in tables)]
     if not orders or tables[0] != tables[1]:
         raise Decline(Code.SHAPE, "the sizes of the tables are not proven to be those of what is rotated", node, "")
-    return Rotary(
-        node,
-        found.x,
-        found.cos,
-        found.sin,
-        found.result,
-        found.nodes,
-        orders[0],
-        _behind(found, info) if orders[0] else None,
-    )
+    return replace(found, heads_first=orders[0], read_behind=_behind(found, info) if orders[0] else None)
 
 
 def _is_read_elsewhere(node: ir.Node, nodes: tuple[ir.Node, ...]) -> bool:
@@ -113,19 +212,19 @@ def _is_read_elsewhere(node: ir.Node, nodes: tuple[ir.Node, ...]) -> bool:
     )
 
 
-def _fits(x: Shape, table: Shape | None, heads_first: bool) -> bool:
-    """Do the axes of a table have the sizes of x, or 1 where they are to be repeated?"""
+def _fits(x: Shape, table: Shape | None, heads_first: bool, is_half: bool) -> bool:
+    """Do the axes of a table have the sizes of x, or 1 where they are to be repeated? The last one may have half."""
     if table is None or len(x) != 4 or len(table) != 4:
         return False
-    tokens, heads = (2, 1) if heads_first else (1, 2)  # 3 and 4
-    one = Dim(1)
-    return table[0] in (one, x[0]) and table[heads] == one and table[tokens] == x[tokens] and table[3] == x[3]
+    tokens, heads = (2, 1) if heads_first else (1, 2)  # 10 and 11
+    one, width = Dim(1), table[3] * 2 if is_half else table[3]
+    return table[0] in (one, x[0]) and table[heads] == one and table[tokens] == x[tokens] and width == x[3]
 
 
 def _behind(found: Rotary, info: ShapeInfo) -> ir.Value | None:
     """What the Transpose of tokens and heads makes x from, where only the rotation reads x."""
     node = found.x.producer()
-    if not is_op(node, "Transpose") or permutation(node, 4) != list(SWAP):  # 5
+    if not is_op(node, "Transpose") or permutation(node, 4) != list(SWAP):  # 12
         return None
     alone = not found.x.is_graph_output() and all(reader in found.nodes for reader in data_readers(found.x))
-    return operand_at(node, 0) if alone else None  # 6 where it is not
+    return operand_at(node, 0) if alone else None  # 13 where it is not

@@ -27,7 +27,7 @@ MODELS = {
     "SwiGlu": test_swiglu.model(test_swiglu.HALVES["1, 3 and 4"]),
     "GeGluV2": test_geglu.model(test_geglu.SPLIT + test_geglu.BY_TANH["3 and 5"] + "y = Mul(g1, b)"),
     "ClippedSwiglu": test_clipped.model(test_clipped.SPELLINGS["1 to 3, 5 and 7"]),
-    "RotaryPositionEmbedding": test_rotary.model(*test_rotary.SPELLINGS["5"][:3]),
+    "RotaryPositionEmbedding": test_rotary.model(*test_rotary.SPELLINGS["12"][:3]),
 }
 
 

@@ -47,6 +47,18 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         ONE_HOT,
     ),
     ("AddRmsNorm", {"x1": X, "x2": X, "gamma": np.full(4, 2, np.float32)}, {}, 2 * NORMALISED),
+    *(
+        (  # the pairs of a row of four are neighbours, or its even and its odd elements in halves
+            "RotaryPositionEmbedding",
+            {"x": X, "cos": np.full((1, 3, 4), 2, np.float32), "sin": np.full((1, 3, 4), 3, np.float32)},
+            {"mode": mode},
+            2 * X[..., order] + 3 * X[..., source] * np.array(sign, np.float32),
+        )
+        for mode, order, source, sign in (
+            (1, [0, 1, 2, 3], [1, 0, 3, 2], [-1, 1, -1, 1]),
+            (3, [0, 2, 1, 3], [1, 3, 0, 2], [-1, -1, 1, 1]),
+        )
+    ),
     ("LayerNormV4", {"x": X, "normalized_shape": np.array([4], np.int32)}, {}, CENTRED),
     (
         "LayerNormV4",

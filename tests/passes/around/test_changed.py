@@ -40,6 +40,7 @@ def blocks() -> list[onnx.ModelProto]:
     ]
     gates += [test_clipped.model(body) for body in (test_clipped.SPELLINGS | test_clipped.JOINED).values()]
     turns = [test_rotary.model(*spelling[:3]) for spelling in test_rotary.SPELLINGS.values()]
+    turns += [test_rotary.model(*spelling[:3]) for spelling in test_rotary.OTHER_MODES.values()]
     return [*norms, *halves, *sums, *centred, *gates, *turns]
 
 

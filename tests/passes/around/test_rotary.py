@@ -5,16 +5,27 @@ from __future__ import annotations
 import onnx
 import pytest
 
+from fa_compiler.op_registry import DOMAIN
 from fa_compiler.passes.answer.report import Code
 from tests.passes.around.running import assert_equal, fused, only_line, operators, others, parse
 
 BOUNDS = "int64[1] zero = {0}, int64[1] four = {4}, int64[1] eight = {8}, int64[1] last = {-1}, int64[1] far = {1000}, "
-BOUNDS += "int64[1] heads = {1}, int64[1] behind = {2}"
+BOUNDS += "int64[1] heads = {1}, int64[1] behind = {2}, int64[4] whole = {0,0,0,8}"
 HEADS_FIRST = "float[B,6,S,8] x, float[B,1,S,8] c, float[B,1,S,8] s"
 TOKENS_FIRST = "float[B,S,6,8] x, float[B,S,1,8] c, float[B,S,1,8] s"
 OUT = "float[B,6,S,8] y"
 HALVES = "a = Slice(x, zero, four, last) b = Slice(x, four, far, last) "
 ROTATED = HALVES + "n = Neg(b) r = Concat<axis=-1>(n, a) "
+PAIRS = "a = Slice(x, zero, far, last, behind) b = Slice(x, heads, far, last, behind) "
+STACK = "p = Unsqueeze(n, last) q = Unsqueeze(a, last) t = Concat<axis=-1>(p, q) r = Reshape(t, whole) "
+NEIGHBOURS = PAIRS + "n = Neg(b) " + STACK
+REAL = "n1 = Mul(a, c) n2 = Mul(b, s) n = Sub(n1, n2) "
+IMAGINARY = "i1 = Mul(b, c) i2 = Mul(a, s) i = Add(i1, i2) "
+JOINED = "y = Concat<axis=-1>(n, i)"
+STACKED = "p = Unsqueeze(n, last) q = Unsqueeze(i, last) t = Concat<axis=4>(p, q) y = Reshape(t, whole)"
+HALF_TABLES = HEADS_FIRST.replace("S,8] c", "S,4] c").replace("S,8] s", "S,4] s")
+HALF_TABLES_BEHIND = TOKENS_FIRST.replace("1,8]", "1,4]")
+BEHIND = "float[B,S,6,8] y"
 END = "u = Mul(x, c) v = Mul(r, s) y = Add(u, v)"
 
 
@@ -23,39 +34,138 @@ def model(body: str, inputs: str = HEADS_FIRST, outputs: str = OUT, opset: int =
 
 
 SPELLINGS = {
-    "1 to 3, and 6": (ROTATED + END, HEADS_FIRST, OUT, ["Transpose"] * 4),
+    "1, 3, 5, 7, 10 and 13": (ROTATED + END, HEADS_FIRST, OUT, ["Transpose"] * 4),
     "1, a split": (
         "a, b = Split<axis=-1, num_outputs=2>(x) n = Neg(b) r = Concat<axis=3>(n, a) " + END,
         HEADS_FIRST,
         OUT,
         ["Transpose"] * 4,
     ),
-    "2, the other orders": (
+    "5, the other orders": (
         ROTATED + "u = Mul(c, x) v = Mul(s, r) y = Add(v, u)",
         HEADS_FIRST,
         OUT,
         ["Transpose"] * 4,
     ),
-    "3, tables for all batches": (
+    "10, tables for all batches": (
         ROTATED + END,
         HEADS_FIRST.replace("float[B,1", "float[1,1"),
         OUT,
         ["Transpose"] * 4,
     ),
-    "4": (ROTATED + END, TOKENS_FIRST, "float[B,S,6,8] y", []),
-    "5": (
+    "11": (ROTATED + END, TOKENS_FIRST, "float[B,S,6,8] y", []),
+    "12": (
         "x = Transpose<perm=[0,2,1,3]>(z) " + ROTATED + END,
         HEADS_FIRST.replace("float[B,6,S,8] x", "float[B,S,6,8] z"),
         OUT,
         ["Transpose"] * 3,
     ),
-    "5, tables that get their axis of heads": (
+    "12, tables that get their axis of heads": (
         "x = Transpose<perm=[0,2,1,3]>(z) c = Unsqueeze(c3, heads) s = Unsqueeze(s3, heads) " + ROTATED + END,
         "float[B,S,6,8] z, float[B,S,8] c3, float[B,S,8] s3",
         OUT,
         ["Transpose", "Unsqueeze", "Unsqueeze"],
     ),
 }
+
+OTHER_MODES = {
+    "2, 4 and 8": (NEIGHBOURS + END, TOKENS_FIRST, BEHIND, [], 1),
+    "2, 4 and 8, heads first": (NEIGHBOURS + END, HEADS_FIRST, OUT, ["Transpose"] * 4, 1),
+    "6 and 7": (HALVES + REAL + IMAGINARY + JOINED, HALF_TABLES_BEHIND, BEHIND, ["Concat"] * 2, 0),
+    "6, the other orders": (
+        HALVES
+        + "n1 = Mul(c, a) n2 = Mul(s, b) n = Sub(n1, n2) i1 = Mul(s, a) i2 = Mul(c, b) i = Add(i1, i2) "
+        + JOINED,
+        HALF_TABLES_BEHIND,
+        BEHIND,
+        ["Concat"] * 2,
+        0,
+    ),
+    "6, heads first": (
+        HALVES + REAL + IMAGINARY + JOINED,
+        HALF_TABLES,
+        OUT,
+        ["Concat"] * 2 + ["Transpose"] * 4,
+        0,
+    ),
+    "6 and 8": (PAIRS + REAL + IMAGINARY + STACKED, HALF_TABLES_BEHIND, BEHIND, ["Gather"] * 2, 1),
+    "6 and 9": (
+        PAIRS + REAL + IMAGINARY + JOINED,
+        HALF_TABLES_BEHIND,
+        BEHIND,
+        ["Concat", "Concat", "Reshape", "Reshape", "Transpose"],
+        0,
+    ),
+    "6 and 9, heads first": (
+        PAIRS + REAL + IMAGINARY + JOINED,
+        HALF_TABLES,
+        OUT,
+        ["Concat", "Concat", "Reshape", "Reshape", *["Transpose"] * 5],
+        0,
+    ),
+}
+
+
+def modes(proto: onnx.ModelProto) -> list[int]:
+    nodes = [node for node in proto.graph.node if node.domain == DOMAIN]
+    return [entry.i for node in nodes for entry in node.attribute if entry.name == "mode"]
+
+
+@pytest.mark.parametrize("spelling", OTHER_MODES)
+def test_other_pairs_and_tables(spelling: str) -> None:
+    body, inputs, outputs, left, mode = OTHER_MODES[spelling]
+    proto = model(body, inputs, outputs)
+    result, report = fused(proto)
+    assert [line.status for line in report.around] == ["fused"]
+    assert sorted(others(result)) == left
+    assert modes(result) == [mode]
+    assert_equal(proto, result)
+
+
+def test_a_product_with_the_mode_that_sorts() -> None:
+    body, inputs, outputs, *_ = OTHER_MODES["6 and 9"]
+    proto = model(body, inputs, outputs)
+    result, _ = fused(proto, soc_version="950")
+    assert (modes(result), others(result)) == ([3], ["Concat", "Concat"])
+    assert_equal(proto, result)
+
+
+@pytest.mark.parametrize("opset", [13, 17])
+@pytest.mark.parametrize("spelling", ["2, 4 and 8", "6 and 8", "6 and 9"])
+def test_older_opsets_of_other_pairs(opset: int, spelling: str) -> None:
+    body, inputs, outputs, *_ = OTHER_MODES[spelling]
+    proto = model(body, inputs, outputs, opset)
+    result, _ = fused(proto)
+    assert operators(result) == ["RotaryPositionEmbedding"]
+    assert_equal(proto, result)
+
+
+CROSSED = {
+    "the pairs in the other order": NEIGHBOURS.replace("Concat<axis=-1>(p, q)", "Concat<axis=-1>(q, p)") + END,
+    "the other angle": NEIGHBOURS.replace("Neg(b)", "Neg(a)").replace("Unsqueeze(a", "Unsqueeze(b") + END,
+    "halves joined as pairs": NEIGHBOURS.replace(PAIRS, HALVES) + END,
+    "pairs joined as halves": PAIRS + "n = Neg(b) r = Concat<axis=-1>(n, a) " + END,
+    "written out, halves joined as pairs": HALVES + REAL + IMAGINARY + STACKED,
+    "written out, the other table": HALVES + REAL + IMAGINARY.replace("(b, c)", "(b, s)") + JOINED,
+    "written out, a sum": HALVES + REAL.replace("Sub", "Add") + IMAGINARY + JOINED,
+    "written out, a difference": HALVES + REAL + IMAGINARY.replace("Add", "Sub") + JOINED,
+    "written out, the parts in the other order": HALVES + REAL + IMAGINARY + JOINED.replace("n, i", "i, n"),
+    "written out, one part twice": HALVES + REAL + IMAGINARY.replace("Mul(b, c)", "Mul(a, c)") + JOINED,
+}
+
+
+@pytest.mark.parametrize("what", CROSSED)
+def test_crossed_pairs_stay(what: str) -> None:
+    body = CROSSED[what]
+    inputs = HALF_TABLES if what.startswith("written") else HEADS_FIRST
+    result, _ = fused(model(body, inputs))
+    assert operators(result) == []
+
+
+def test_tables_of_half_the_width_need_its_double() -> None:
+    inputs = HALF_TABLES.replace("S,4]", "S,1]")
+    _, report = fused(model(HALVES + REAL + IMAGINARY + JOINED, inputs))
+    assert only_line(report).code == Code.SHAPE
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)

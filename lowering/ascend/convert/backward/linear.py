@@ -136,13 +136,23 @@ def _normalised(call: GeCall, x: str, rank: int, dtype: str) -> tuple[str, str]:
 
 @handles("RotaryPositionEmbedding")
 def _rotary(call: GeCall) -> str:
-    """x cos + r(x) sin. In mode 0, r(x) is (-x2, x1) of the halves of x along its last axis."""
-    call.only("mode", 0)
+    """x cos + r(x) sin. In mode 0, r(x) is (-x2, x1) of the halves of x along its last axis. In mode 1 the pairs are
+    neighbours. In mode 3, x is first sorted into its elements of even and of odd places."""
+    call.only("mode", 0, 1, 3)
     if call.has("rotate"):
         raise UnreadableError(f"operator '{call.op.name}': a matrix that rotates has no meaning in ONNX here")
-    first, second = call.nodes("Split", call.x("x"), count=2, axis=-1, num_outputs=2)
-    rotated = call.node("Concat", call.node("Neg", second), first, axis=-1)
-    return call.node("Add", call.node("Mul", call.x("x"), call.x("cos")), call.node("Mul", rotated, call.x("sin")))
+    x, mode = call.x("x"), call.attr("mode")
+    if mode:
+        end, last, two = call.ints([np.iinfo(np.int64).max]), call.ints([-1]), call.ints([2])
+        even, odd = (call.node("Slice", x, call.ints([first]), end, last, two) for first in (0, 1))
+    if mode == 1:
+        columns = [call.node("Unsqueeze", part, call.ints([-1])) for part in (call.node("Neg", odd), even)]
+        rotated = call.node("Reshape", call.node("Concat", *columns, axis=-1), call.node("Shape", x))
+    else:
+        x = call.node("Concat", even, odd, axis=-1) if mode else x
+        first, second = call.nodes("Split", x, count=2, axis=-1, num_outputs=2)
+        rotated = call.node("Concat", call.node("Neg", second), first, axis=-1)
+    return call.node("Add", call.node("Mul", x, call.x("cos")), call.node("Mul", rotated, call.x("sin")))
 
 
 @handles("SwiGlu")
