@@ -109,7 +109,9 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     blocks = run.fuse_graphs(graphs)
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
-    around = [*turned, *chain.from_iterable(map(run.fuse_around, graphs))]
+    # An attention operator that holds rotary positions leaves them written out in front of its replacement.
+    later = [line for line in chain.from_iterable(map(run.turn_positions, graphs)) if line.status == "fused"]
+    around = [*turned, *later, *chain.from_iterable(map(run.fuse_around, graphs))]
     if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
         _import_operators(model, options)
         run.notes.extend(corrected)

@@ -21,7 +21,7 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
-from fa_compiler.passes.around import clipped, geglu, layer_norm, rms_norm, rotary, rows, swiglu
+from fa_compiler.passes.around import clipped, geglu, layer_norm, rms_norm, rotary, rotary_ops, rows, swiglu
 from fa_compiler.passes.around.records import (
     FLOAT,
     INTERLEAVE,
@@ -32,6 +32,7 @@ from fa_compiler.passes.around.records import (
     Weight,
     known_shape,
 )
+from fa_compiler.passes.around.rotary_ops import RotaryOp
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
@@ -43,7 +44,7 @@ OLDEST_OPSET = 13
 TYPED_OPSET = 15
 """The first opset for which it has one of 16 bits."""
 
-Found = Norm | SummedNorm | Gated | Rotary
+Found = Norm | SummedNorm | Gated | Rotary | RotaryOp
 
 
 def fuse_positions(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
@@ -74,6 +75,9 @@ class _Fuser:
 
     def rotary_at(self, node: ir.Node) -> Around | None:
         """Fuse the rotary positions around a node; None where there are none."""
+        if rotary_ops.is_anchor(node):
+            ready = limited_attempt(node, lambda: rotary_ops.rotary_op(node, self.facts.info))
+            return self._fused(node, ready if isinstance(ready, Decline) else [ready])
         if not rotary.is_anchor(node):
             return None
         return self._fused(node, limited_attempt(node, lambda: rotary.rotary(node, self.facts.info)))
@@ -119,6 +123,8 @@ class _Fuser:
             return self._gated(found)
         if isinstance(found, Rotary):
             return self._rotary(found)
+        if isinstance(found, RotaryOp):
+            return self._rotary_op(found)
         return self._summed_norm(found) if isinstance(found, SummedNorm) else self._norm(found)
 
     def _norm(self, found: Norm) -> Around:
@@ -163,11 +169,51 @@ class _Fuser:
             cos, sin = self._doubled(cos, found.mode), self._doubled(sin, found.mode)
         if found.moves_pairs:
             x, more = self._halved(x), more + 3
-        spec = self._spec("RotaryPositionEmbedding", found.anchor)
-        node = registry_node(spec, {"x": x, "cos": cos, "sin": sin}, {"mode": found.mode}, self.builder)
+        node = self._turning(found.anchor, x, (cos, sin), found.mode)
         behind = self._swapped if found.heads_first else None
         narrow = self.facts.info.dtype(x) in SIXTEEN_BITS
         return self._put(node, found.anchor, found.nodes, narrow, {0: found.result}, more, behind)
+
+    def _turning(self, anchor: ir.Node, x: ir.Value, tables: tuple[ir.Value, ir.Value], mode: int) -> ir.Node:
+        inputs = dict(zip(("x", "cos", "sin"), (x, *tables), strict=True))
+        spec = self._spec("RotaryPositionEmbedding", anchor)
+        return registry_node(spec, inputs, {"mode": mode}, self.builder)
+
+    def _rotary_op(self, found: RotaryOp) -> Around:
+        """The operator between tokens in front of heads, and what brings x into this form and back."""
+        self._check_opset(found.x, found.node, casts=False)
+        builder, dtype, x = self.builder, self.facts.info.dtype(found.x), found.x
+        cos, sin = (self._rows_of(table, found) for table in (found.cos, found.sin))
+        if found.heads_first:
+            x = self._swapped(x)
+        elif found.is_flat:
+            x = builder.op("Reshape", [x, builder.ints([0, 0, found.heads, found.size])], dtype)
+        rest = None
+        if found.part < found.size:
+            x, rest = (self._cut(x, *bounds) for bounds in ((0, found.part), (found.part, found.size)))
+        node = self._turning(found.node, x, (cos, sin), found.mode)
+
+        def back(result: ir.Value) -> ir.Value:
+            whole = result if rest is None else builder.joined([result, rest], dtype, 3)
+            if found.heads_first:
+                return self._swapped(whole)
+            return builder.op("Reshape", [whole, builder.ints([0, 0, found.heads * found.size])], dtype)
+
+        more = 1 + int(found.heads_first or found.is_flat) + (0 if rest is None else 3)
+        result = {0: found.node.outputs[0]}
+        return self._put(node, found.node, (found.node,), dtype in SIXTEEN_BITS, result, more, back)
+
+    def _rows_of(self, table: ir.Value, found: RotaryOp) -> ir.Value:
+        """A table with a row for each token, one number for each element, and an axis for the heads."""
+        if found.positions is not None:
+            dtype = self.facts.info.dtype(table)
+            table = self.builder.op("Gather", [table, found.positions], dtype, {"axis": 0})
+        return self.builder.units("Unsqueeze", self._doubled(table, found.mode), [2])
+
+    def _cut(self, x: ir.Value, start: int, end: int) -> ir.Value:
+        """A part of a tensor of four axes along the last one."""
+        bounds = [self.builder.ints([number]) for number in (start, end, 3)]
+        return self.builder.op("Slice", [x, *bounds], self.facts.info.dtype(x))
 
     def _doubled(self, table: ir.Value, mode: int) -> ir.Value:
         """A table that holds one number for each pair as one for each element."""

@@ -145,6 +145,11 @@ _CONTRIB = {
     "FastGelu": Signature.of("X bias", "Y"),
     "Gelu": Signature.of("X", "Y"),
     "QuickGelu": Signature.of("X", "Y", "alpha"),
+    "RotaryEmbedding": Signature.of(
+        "input position_ids cos_cache sin_cache",
+        "output",
+        "interleaved is_packed_batching num_heads rotary_embedding_dim scale",
+    ),
     "SkipLayerNormalization": Signature.of(
         "input skip gamma beta bias", "output mean inv_std_var input_skip_bias_sum", "epsilon"
     ),
