@@ -103,11 +103,15 @@ def feeds_of(proto: onnx.ModelProto, sizes: Mapping[str, int]) -> dict[str, Arra
 
 
 def fused(
-    model: onnx.ModelProto, target: Target = "ort", assume: Sequence[str] = (), in_place_caches: bool = False
+    model: onnx.ModelProto,
+    target: Target = "ort",
+    assume: Sequence[str] = (),
+    in_place_caches: bool = False,
+    only: str | None = None,
 ) -> tuple[onnx.ModelProto, Report]:
     """The model after the fusion, and the report. The result has passed every static check there is."""
     graph = ir.from_proto(model)
-    report = fuse(graph, Options(target, assume=frozenset(assume), in_place_caches=in_place_caches))
+    report = fuse(graph, Options(target, assume=frozenset(assume), in_place_caches=in_place_caches, only=only))
     result = ir.to_proto(graph)
     onnx.checker.check_model(result, full_check=True)
     violations = [

@@ -534,7 +534,7 @@ def test_ascend_reads_a_number_of_keys(interleaved: int, positions: Sequence[Seq
     attrs = {"rotary_interleaved": interleaved}
     case = Case(dtype="float16", batch=2, length=1, rotary=8, positions=positions, attrs=attrs)
     model = case.model()
-    result, report = fused(model, "ascend")
+    result, report = fused(model, "ascend", only="attention")
     (block,) = report.blocks
     assert (block.op, block.mask, block.assumed) == ("IncreFlashAttention", "lengths", (SEPARATE,))
     assert {node.domain for node in result.graph.node} == {"", "ascend"}
