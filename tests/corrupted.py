@@ -411,6 +411,11 @@ def _gelu_gated(rng: Rng) -> Parts:
     return inputs, attrs | {"approximate": int(rng.integers(0, 2)), "activate_left": bool(rng.integers(0, 2))}
 
 
+def _gelu(rng: Rng) -> Parts:
+    x = _floats(rng, *_pick(rng, ((2, 3, 4), (5,), ())), dtype=_half(rng))
+    return {"x": x}, {"approximate": str(_pick(rng, ("none", "tanh")))}
+
+
 def _clipped(rng: Rng) -> Parts:
     inputs, attrs = _gated(rng)
     if rng.integers(0, 3) == 0:
@@ -541,6 +546,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "SwiGlu": (_gated,),
     "GeGluV2": (_gelu_gated,),
     "ClippedSwiglu": (_clipped,),
+    "GeluV2": (_gelu,),
     "ChunkGatedDeltaRule": (_chunks,),
     "RecurrentGatedDeltaRule": (_recurrence,),
     "CausalConv1d": (_line_convolution,),

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import pi, sqrt
+from typing import Any
 
 import numpy as np
 import onnx
@@ -109,6 +110,21 @@ class _Writer(FunctionWriter):
             return self.op("ReduceMean", x, self.ints(-1), out=out, keepdims=1)
         return self.op("ReduceMean", x, out=out, axes=[-1], keepdims=1)
 
+    def gelu(self, x: str, tanh: str) -> str:
+        """Gelu of a tensor of float32, by tanh where this is true."""
+        cube = self.op("Mul", self.op("Mul", x, x), x)
+        inner = self.op("Add", x, self.op("Mul", cube, self.number(0.044715)))
+        curve = self.op("Tanh", self.op("Mul", inner, self.number(sqrt(2 / pi))))
+        share = self.op("Where", tanh, curve, self.op("Erf", self.op("Mul", x, self.number(sqrt(0.5)))))
+        return self.op("Mul", self.op("Mul", x, self.number(0.5)), self.op("Add", share, self.number(1.0)))
+
+    def text(self, name: str) -> str:
+        """The value of a text attribute of the function. Its node has the attribute's name."""
+        node = helper.make_node("Constant", [], [name])
+        node.attribute.append(reference("value_string", name, onnx.AttributeProto.STRING))
+        self.nodes.append(node)
+        return name
+
     def layer_norm(self, x: str, first: str) -> None:
         """LayerNorm of rows of float32 with gamma and beta, in the type of an input."""
         centred = self.op("Sub", x, self.mean(x, "mean"))
@@ -147,18 +163,22 @@ def _swi_glu(writer: _Writer) -> None:
 
 
 def _ge_glu(writer: _Writer) -> None:
-    """Gelu is rounded before it is multiplied. The attributes choose its form and its half by factors of 0 and 1."""
+    """Gelu is rounded before it is multiplied. Where chooses what the attributes say."""
     first, second = writer.halves("x", "dim")
     left, tanh = (writer.flag(name) for name in ("activate_left", "approximate"))
-    gate = writer.wide(writer.op("Where", left, first, second))
+    gelu = writer.gelu(writer.wide(writer.op("Where", left, first, second)), tanh)
     up = writer.op("Where", left, second, first)
-    cube = writer.op("Mul", writer.op("Mul", gate, gate), gate)
-    inner = writer.op("Add", gate, writer.op("Mul", cube, writer.number(0.044715)))
-    curve = writer.op("Tanh", writer.op("Mul", inner, writer.number(sqrt(2 / pi))))
-    share = writer.op("Where", tanh, curve, writer.op("Erf", writer.op("Mul", gate, writer.number(sqrt(0.5)))))
-    half = writer.op("Mul", gate, writer.number(0.5))
-    gelu = writer.like(writer.op("Mul", half, writer.op("Add", share, writer.number(1.0))), "x", "gelu")
-    writer.op("Mul", gelu, up, out="y")
+    writer.op("Mul", writer.like(gelu, "x", "gelu"), up, out="y")
+
+
+def _gelu(writer: _Writer) -> None:
+    """TfIdfVectorizer counts how often its input is the word: in opset 13 no other operator compares texts."""
+    word = writer.op("Reshape", writer.text("approximate"), writer.ints(1))
+    counted = {"max_gram_length": 1, "min_gram_length": 1, "max_skip_count": 0, "ngram_counts": [0]}
+    attrs: dict[str, Any] = {**counted, "mode": "TF", "ngram_indexes": [0], "pool_strings": [b"tanh"]}
+    count = writer.op("TfIdfVectorizer", word, **attrs)
+    tanh = writer.op("Cast", count, to=onnx.TensorProto.BOOL)
+    writer.like(writer.gelu(writer.wide("x"), tanh), "x", "y")
 
 
 def _clipped_swiglu(writer: _Writer) -> None:
@@ -195,6 +215,7 @@ _WRITERS = {
     "AddLayerNorm": _add_layer_norm,
     "SwiGlu": _swi_glu,
     "GeGluV2": _ge_glu,
+    "GeluV2": _gelu,
     "ClippedSwiglu": _clipped_swiglu,
     "RotaryPositionEmbedding": _rotary,
 }

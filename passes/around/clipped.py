@@ -40,7 +40,7 @@ from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.gates import is_read_by, source
 from fa_compiler.passes.around.halves import pairs_of
-from fa_compiler.passes.around.records import Gated, expect_finite, is_float
+from fa_compiler.passes.around.records import Activation, expect_finite, is_float
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_op, only_reader, operand_at, operand_orders
 from fa_compiler.passes.values.patterns import is_closed
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -54,15 +54,15 @@ def is_anchor(node: ir.Node) -> bool:
     return is_op(node, "Sigmoid")
 
 
-def gated(node: ir.Node, info: ShapeInfo, options: Options) -> Gated | None:
-    """The clipped gated activation around a Sigmoid; None where there is none. Raises Decline."""
+def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activation]:
+    """The clipped gated activation around a Sigmoid; none where there is none. Raises Decline."""
     parts = _parts(node, info)
     if parts is None:
-        return None
+        return []
     gate, up, nodes = parts.gate.value, parts.up.value, parts.nodes
     found = _cut(gate, up, nodes, info)
     if found is None or not info.shape(gate) or info.shape(gate) != info.shape(up):
-        return None
+        return []
     given, cut, cutting = found
     dtype = is_float(gate, info, node)
     if info.dtype(up) != dtype:
@@ -72,7 +72,7 @@ def gated(node: ir.Node, info: ShapeInfo, options: Options) -> Gated | None:
     expect_finite(dtype, options, node)
     attrs = {"alpha": parts.alpha, "limit": parts.gate.high, "bias": parts.bias, **cut}
     result = nodes[-1].outputs[0]
-    return Gated(node, "ClippedSwiglu", attrs, given, result, (*cutting, *nodes), dtype in SIXTEEN_BITS)
+    return [Activation(node, "ClippedSwiglu", attrs, given, result, (*cutting, *nodes), dtype in SIXTEEN_BITS)]
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
-from fa_compiler.passes.around import clipped, geglu, layer_norm, rms_norm, rotary, rotary_ops, rows, swiglu
+from fa_compiler.passes.around import clipped, gelu, layer_norm, rms_norm, rotary, rotary_ops, rows, swiglu
 from fa_compiler.passes.around.records import (
     FLOAT,
     INTERLEAVE,
-    Gated,
+    Activation,
     Norm,
     Rotary,
     SummedNorm,
@@ -44,7 +44,7 @@ OLDEST_OPSET = 13
 TYPED_OPSET = 15
 """The first opset for which it has one of 16 bits."""
 
-Found = Norm | SummedNorm | Gated | Rotary | RotaryOp
+Found = Norm | SummedNorm | Activation | Rotary | RotaryOp
 
 
 def fuse_positions(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
@@ -54,7 +54,7 @@ def fuse_positions(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
 
 def fuse_around(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
     """Fuse the norms and gated activations of one graph. Returns a line for each, in the order of the graph."""
-    return _fused(graph, facts, names, _Fuser.norm_or_gate_at)
+    return _fused(graph, facts, names, _Fuser.norm_or_activation_at)
 
 
 def _fused(graph: ir.Graph, facts: Facts, names: Names, at: Callable[[_Fuser, ir.Node], Around | None]) -> list[Around]:
@@ -82,15 +82,15 @@ class _Fuser:
             return None
         return self._fused(node, limited_attempt(node, lambda: rotary.rotary(node, self.facts.info)))
 
-    def norm_or_gate_at(self, node: ir.Node) -> Around | None:
-        """Fuse the norm or the gated activation around a node; None where there is none."""
+    def norm_or_activation_at(self, node: ir.Node) -> Around | None:
+        """Fuse the norm or the activation around a node; None where there is none."""
         info, options = self.facts.info, self.facts.options
-        for kind in (swiglu, clipped, geglu):
+        for kind in (swiglu, clipped, gelu):
             if not kind.is_anchor(node):
                 continue
-            found = limited_attempt(node, lambda kind=kind: kind.gated(node, info, options))  # type: ignore[misc]
-            if found is not None:
-                return self._fused(node, [found] if isinstance(found, Gated) else found)
+            found = limited_attempt(node, lambda kind=kind: kind.activations(node, info, options))  # type: ignore[misc]
+            if isinstance(found, Decline) or found:
+                return self._fused(node, found)
         if rms_norm.is_anchor(node, info):
             return self._fused(node, limited_attempt(node, lambda: [*rms_norm.norms(node, info)]))
         if layer_norm.is_anchor(node, info):
@@ -119,8 +119,8 @@ class _Fuser:
         return line
 
     def _emitted(self, found: Found) -> Around:
-        if isinstance(found, Gated):
-            return self._gated(found)
+        if isinstance(found, Activation):
+            return self._activation(found)
         if isinstance(found, Rotary):
             return self._rotary(found)
         if isinstance(found, RotaryOp):
@@ -148,7 +148,7 @@ class _Fuser:
         results = {0: norm.result, len(node.outputs) - 1: found.total}
         return self._put(node, norm.anchor, found.nodes, norm.rounded, results, more)
 
-    def _gated(self, found: Gated) -> Around:
+    def _activation(self, found: Activation) -> Around:
         (whole, *others), more = found.operands, 0
         self._check_opset(whole, found.anchor)
         if others:

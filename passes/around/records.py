@@ -73,16 +73,16 @@ class SummedNorm:
 
 
 @dataclass(frozen=True)
-class Gated:
-    """A gated activation: an operator of `attrs` on the gate and on what it multiplies.
+class Activation:
+    """An activation, or a gated one: an operator of `attrs`.
 
-    `operands` are one tensor, whose parts are both of them, or the two, which are joined along their last axis.
+    `operands` are its only operand, or the gate and what it multiplies, which are joined along their last axis.
     `rounded` tells that the model rounds more to 16 bits than the operator.
     """
 
     anchor: ir.Node
     op_type: str
-    attrs: Mapping[str, int | float]
+    attrs: Mapping[str, int | float | str]
     operands: tuple[ir.Value, ...]
     result: ir.Value
     nodes: tuple[ir.Node, ...]

@@ -71,26 +71,36 @@ def is_anchor(node: ir.Node) -> bool:
 
 def rotary_op(node: ir.Node, info: ShapeInfo) -> RotaryOp:
     """What the operator computes. Raises Decline where Ascend's operator does not compute it."""
+    x, cos, sin, positions = _operands(node, info)
+    shape = known_shape(x, info, node)
+    if len(shape) not in (3, 4):
+        raise Decline(Code.RANK, f"{x.name!r} has rank {len(shape)}", node)
+    flat = len(shape) == 3  # 3 and 4
+    _expect_tables(node, (cos, sin), positions, (shape[0], shape[1] if flat else shape[2]), info)
+    heads, size, part = _sizes(node, shape[-1].const, known_shape(cos, info, node)[-1].const, flat)
+    mode = INTERLEAVE if int_attr(node, "interleaved", 0) else HALF  # 10
+    source = _before_reshape(x, heads, size, info) if flat else None
+    return RotaryOp(node, source or x, cos, sin, positions, heads, size, part, mode, not flat, flat and source is None)
+
+
+def _operands(node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value | None]:
+    """What is rotated, the two tables, and the positions if they are given. Raises Decline."""
     contrib = node.domain == MICROSOFT
     if contrib and (unknown := unknown_part(node)) is not None:
         reason = f"{node.op_type} has {unknown}, and what it means is not known here"
         raise Decline(Code.ILLEGAL, reason, node, "")
     if contrib and (float_attr(node, "scale", 1.0) != 1.0 or int_attr(node, "is_packed_batching", 0)):
         raise Decline(Code.ILLEGAL, "its positions are scaled, or its batches are packed", node, "")
-    x = operand_at(node, 0)
     places = (2, 3, 1) if contrib else (1, 2, 3)  # 1 and 2
-    cos, sin, positions = (operand_at(node, place) if len(node.inputs) > place else None for place in places)
-    assert cos is not None and sin is not None
-    given = positions if positions is not None and positions.name else None
+    x, (cos, sin, positions) = operand_at(node, 0), (operand_at(node, place) for place in places)
     dtype = is_float(x, info, node)
     if info.dtype(cos) != dtype or info.dtype(sin) != dtype:
         raise Decline(Code.DTYPE, "the tables of cosines and sines have another type than what is rotated", node)
-    shape = known_shape(x, info, node)
-    if len(shape) not in (3, 4):
-        raise Decline(Code.RANK, f"{x.name!r} has rank {len(shape)}", node)
-    flat = len(shape) == 3  # 3 and 4
-    width, half = shape[-1].const, (known_shape(cos, info, node))[-1].const
-    _expect_tables(node, cos, sin, given, (shape[0], shape[1] if flat else shape[2]), info)
+    return x, cos, sin, positions if positions.name else None
+
+
+def _sizes(node: ir.Node, width: int | None, half: int | None, flat: bool) -> tuple[int, int, int]:
+    """The heads along the last axis, the size of each, and how much of it is rotated. Raises Decline."""
     if width is None or half is None:
         raise Decline(Code.SHAPE, "the size of a head is not known", node, "")
     heads = int_attr(node, "num_heads", 0) or width // (2 * half) if flat else 1
@@ -98,9 +108,7 @@ def rotary_op(node: ir.Node, info: ShapeInfo) -> RotaryOp:
     part = int_attr(node, "rotary_embedding_dim", 0) or size  # 8 and 9
     if size < 1 or size * heads != width or part != 2 * half or part > size:
         raise Decline(Code.SHAPE, "the sizes of the tables are not proven to be those of what is rotated", node, "")
-    mode = INTERLEAVE if int_attr(node, "interleaved", 0) else HALF  # 10
-    source = _before_reshape(x, heads, size, info) if flat else None
-    return RotaryOp(node, source or x, cos, sin, given, heads, size, part, mode, not flat, flat and source is None)
+    return heads, size, part
 
 
 def _before_reshape(x: ir.Value, heads: int, size: int, info: ShapeInfo) -> ir.Value | None:
@@ -114,16 +122,16 @@ def _before_reshape(x: ir.Value, heads: int, size: int, info: ShapeInfo) -> ir.V
 
 def _expect_tables(
     node: ir.Node,
-    cos: ir.Value,
-    sin: ir.Value,
+    tables: tuple[ir.Value, ir.Value],
     positions: ir.Value | None,
     tokens: tuple[Dim, Dim],
     info: ShapeInfo,
 ) -> None:
     """Raises Decline where it is not proven that the tables, or the positions, have a row for each token."""
-    shape, rows = info.shape(cos), info.shape(positions) if positions is not None else (info.shape(cos) or ())[:2]
+    shape, other = (info.shape(table) for table in tables)
     rank = 3 if positions is None else 2  # 6 and 7
-    if shape is None or len(shape) != rank or info.shape(sin) != shape:
+    if shape is None or len(shape) != rank or other != shape:
         raise Decline(Code.SHAPE, "the tables of cosines and sines have different shapes, or unknown ones", node, "")
+    rows = shape[:2] if positions is None else info.shape(positions)
     if rows is None or len(rows) != 2 or rows[0] not in (Dim(1), tokens[0]) or rows[1] != tokens[1]:
         raise Decline(Code.SHAPE, "it is not proven that there is a position for each token", node, "")

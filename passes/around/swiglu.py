@@ -29,7 +29,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.gates import source
-from fa_compiler.passes.around.records import Gated, expect_finite, is_float
+from fa_compiler.passes.around.records import Activation, expect_finite, is_float
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, float_attr, is_op, only_reader, operand_at, operand_orders
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -39,22 +39,22 @@ def is_anchor(node: ir.Node) -> bool:
     return is_op(node, "Sigmoid", "Swish")
 
 
-def gated(node: ir.Node, info: ShapeInfo, options: Options) -> Gated | None:
-    """The gated activation around a Sigmoid or a Swish; None where there is none. Raises Decline."""
+def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activation]:
+    """The gated activation around a Sigmoid or a Swish; none where there is none. Raises Decline."""
     gate = operand_at(node, 0)
     swish = _swish(node, gate)
     last = None if swish is None else only_reader(swish.outputs[0])
     if swish is None or not is_op(last, "Mul"):
-        return None
+        return []
     value = swish.outputs[0]
     up = next((other for one, other in operand_orders(last, "Mul") if one is value), None)
     shape = info.shape(gate)
     if up is None or up is gate or not shape or info.shape(up) != shape:  # 3
-        return None
+        return []
     nodes = tuple(dict.fromkeys((node, swish, last)))
     found = source(gate, up, nodes, info)
     if found is None:
-        return None
+        return []
     dtype = is_float(gate, info, node)
     if info.dtype(up) != dtype:
         raise Decline(Code.DTYPE, "the two operands have different types", last)
@@ -62,8 +62,8 @@ def gated(node: ir.Node, info: ShapeInfo, options: Options) -> Gated | None:
     rounded, result = dtype in SIXTEEN_BITS, last.outputs[0]
     if found.whole is not None and found.gate_first:  # 4
         attrs = {"dim": found.dim}
-        return Gated(node, "SwiGlu", attrs, (found.whole,), result, (*found.nodes, *nodes), rounded)
-    return Gated(node, "SwiGlu", {"dim": -1}, (gate, up), result, nodes, rounded)  # 5
+        return [Activation(node, "SwiGlu", attrs, (found.whole,), result, (*found.nodes, *nodes), rounded)]
+    return [Activation(node, "SwiGlu", {"dim": -1}, (gate, up), result, nodes, rounded)]  # 5
 
 
 def _swish(node: ir.Node, gate: ir.Value) -> ir.Node | None:

@@ -99,6 +99,12 @@ def test_gelu_of_either_half(left: bool, approximate: int, expected: float) -> N
     assert np.allclose(found["y"], -3 * expected, atol=1e-15)
 
 
+@pytest.mark.parametrize(("approximate", "expected"), [("none", 0.8413447460685429), ("tanh", 0.8411919906082768)])
+def test_gelu_alone(approximate: str, expected: float) -> None:
+    found = reference.run("GeluV2", {"x": np.array([1.0, 0.0])}, {"approximate": approximate}, dtype="float64")["y"]
+    assert np.allclose(found, [expected, 0], atol=1e-15)
+
+
 def test_gelu_is_rounded_before_it_is_multiplied() -> None:
     x = np.array([[1.0, 512.0]], ml_dtypes.bfloat16)
     found = reference.run("GeGluV2", {"x": x}, {"activate_left": True})

@@ -13,7 +13,7 @@ import fa_compiler
 from fa_compiler.lowering.ascend.air import read, write
 from fa_compiler.lowering.ascend.air.check import check
 from fa_compiler.lowering.ascend.convert import from_ge, to_ge
-from tests.passes.around import test_clipped, test_geglu, test_layer_norm, test_rms_norm, test_rotary, test_swiglu
+from tests.passes.around import test_clipped, test_gelu, test_layer_norm, test_rms_norm, test_rotary, test_swiglu
 from tests.passes.around.running import assert_equal, fused, operators
 
 LLAMA = Path(__file__).parents[3] / "examples" / "models" / "llama.onnx"
@@ -25,7 +25,8 @@ MODELS = {
     "LayerNormV4": test_layer_norm.model(test_layer_norm.NORM),
     "AddLayerNorm": test_layer_norm.model(test_layer_norm.SUMS["7"], test_layer_norm.TWO, test_layer_norm.BOTH),
     "SwiGlu": test_swiglu.model(test_swiglu.HALVES["1, 3 and 4"]),
-    "GeGluV2": test_geglu.model(test_geglu.SPLIT + test_geglu.BY_TANH["3 and 5"] + "y = Mul(g1, b)"),
+    "GeGluV2": test_gelu.model(test_gelu.SPLIT + test_gelu.BY_TANH["3 and 5"] + "y = Mul(g1, b)"),
+    "GeluV2": test_gelu.model(f"a = Neg(x) {test_gelu.SHARE}{test_gelu.GELU}y = Neg(g1)", outputs="float[B,S,8] y"),
     "ClippedSwiglu": test_clipped.model(test_clipped.SPELLINGS["1 to 3, 5 and 7"]),
     "RotaryPositionEmbedding": test_rotary.model(*test_rotary.SPELLINGS["12"][:3]),
 }

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from tests.passes.around import test_clipped, test_geglu, test_layer_norm, test_rms_norm, test_rotary, test_swiglu
+from tests.passes.around import test_clipped, test_gelu, test_layer_norm, test_rms_norm, test_rotary, test_swiglu
 from tests.passes.around.running import assert_equal, feeds, fused, operators, run
 
 ROUNDS = 60 * int(os.environ.get("FA_COMPILER_EXAMPLES", "1"))
@@ -35,10 +35,14 @@ def blocks() -> list[onnx.ModelProto]:
     ]
     gates = [test_swiglu.model(body) for body in (*test_swiglu.HALVES.values(), *test_swiglu.JOINED.values())]
     gates += [
-        test_geglu.model(test_geglu.SPLIT + body + "y = Mul(g1, b)")
-        for body in (test_geglu.SPELLINGS | test_geglu.BY_TANH).values()
+        test_gelu.model(test_gelu.SPLIT + body + "y = Mul(g1, b)")
+        for body in (test_gelu.SPELLINGS | test_gelu.BY_TANH).values()
     ]
     gates += [test_clipped.model(body) for body in (test_clipped.SPELLINGS | test_clipped.JOINED).values()]
+    gates += [
+        test_gelu.model("a = Neg(x) " + body + "y = Neg(g1)", outputs="float[B,S,8] y")
+        for body in test_gelu.WRITTEN_OUT.values()
+    ]
     turns = [test_rotary.model(*spelling[:3]) for spelling in test_rotary.SPELLINGS.values()]
     turns += [test_rotary.model(*spelling[:3]) for spelling in test_rotary.OTHER_MODES.values()]
     return [*norms, *halves, *sums, *centred, *gates, *turns]

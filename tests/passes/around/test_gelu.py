@@ -1,4 +1,4 @@
-"""GeGLU in every spelling of the grammar, with the near misses that stay as they are."""
+"""Gelu and GeGLU in every spelling of the grammar, with the near misses that stay as they are."""
 
 from __future__ import annotations
 
@@ -118,6 +118,8 @@ def test_products_without_the_exact_form() -> None:
     _, report = fused(proto, soc_version="310P")
     assert only_line(report).code == Code.ILLEGAL
     assert "GG.5" in str(only_line(report).reason)
+    result, _ = fused(model(SPLIT + SHARE + GELU + "y = Mul(g1, b)"), soc_version="310P")
+    assert operators(result) == ["GeluV2"]
     _, report = fused(model(SPLIT + BY_TANH["2"] + "y = Mul(g1, b)"), soc_version="310P")
     assert only_line(report).status == "fused"
 
@@ -153,7 +155,6 @@ NEAR_MISSES = {
     "no half": (SHARE + "g1 = Mul(a, t) ", ""),
     "half of another share": ("c = Div(b, r) d = Erf(c) t = Add(d, one) " + GELU, ""),
     "the share plus 2": (SHARE.replace("one", "two") + GELU, ""),
-    "the square of the gate": (SHARE + "u = Mul(a, t) v = Mul(u, half) g1 = Mul(v, a) ", ""),
     "QuickGelu": ("g1 = com.microsoft.QuickGelu(a) ", ""),
     "a bias": ("g1 = com.microsoft.FastGelu(a, bias) ", ""),
 }
@@ -167,20 +168,52 @@ def test_near_misses_are_no_gelu(what: str) -> None:
     assert operators(result) == []
 
 
+WRITTEN_OUT = {name: body for name, body in (SPELLINGS | BY_TANH).items() if name[0] in "345"}
+
+
+@pytest.mark.parametrize("spelling", WRITTEN_OUT)
+@pytest.mark.parametrize("opset", [13, 20])
+def test_gelu_alone(spelling: str, opset: int) -> None:
+    proto = model("a = Neg(x) " + WRITTEN_OUT[spelling] + "y = Neg(g1)", outputs="float[B,S,8] y", opset=opset)
+    result, report = fused(proto)
+    line = only_line(report)
+    assert (line.status, line.op, line.added, line.rounded) == ("fused", "GeluV2", 1, False)
+    assert others(result) == ["Neg", "Neg"]
+    assert attributes(result)["approximate"] == (b"tanh" if spelling in BY_TANH else b"none")
+    assert_equal(proto, result)
+
+
+@pytest.mark.parametrize("form", ["1", "1 of com.microsoft", "1 by tanh", "2"])
+def test_a_gelu_alone_that_is_ready_made_stays(form: str) -> None:
+    proto = model("a = Neg(x) " + (SPELLINGS | BY_TANH)[form] + "y = Neg(g1)", outputs="float[B,S,8] y")
+    result, report = fused(proto)
+    assert not report.around
+    assert len(others(result)) == 3
+
+
 NOT_GATED = {
-    "the share is read": SPLIT + SHARE + GELU + "v = Mul(g1, b) y = Add(v, d)",
-    "Gelu is read twice": SPLIT + "g1 = Gelu(a) v = Mul(g1, b) y = Add(v, g1)",
-    "the gate is read": SPLIT + "g1 = Gelu(a) v = Mul(g1, b) y = Add(v, a)",
-    "what multiplies is read": SPLIT + "g1 = Gelu(a) v = Mul(g1, b) y = Add(v, b)",
-    "Gelu is not multiplied": SPLIT + "g1 = Gelu(a) y = Add(g1, b)",
-    "the gate multiplies itself": SPLIT + "g1 = Gelu(a) v = Mul(g1, a) y = Add(v, b)",
-    "a scale": SPLIT + "g1 = Gelu(a) v = Mul(g1, half) y = Add(v, b)",
-    "tensors of no product": SPLIT + "l = Neg(b) g1 = Gelu(a) y = Mul(g1, l)",
+    "Gelu is read twice": SPLIT + "{} v = Mul(g1, b) y = Add(v, g1)",
+    "the gate is read": SPLIT + "{} v = Mul(g1, b) y = Add(v, a)",
+    "what multiplies is read": SPLIT + "{} v = Mul(g1, b) y = Add(v, b)",
+    "Gelu is not multiplied": SPLIT + "{} y = Add(g1, b)",
+    "the gate multiplies itself": SPLIT + "{} v = Mul(g1, a) y = Add(v, b)",
+    "a scale": SPLIT + "{} v = Mul(g1, half) y = Add(v, b)",
+    "tensors of no product": SPLIT + "l = Neg(b) {} y = Mul(g1, l)",
 }
 
 
 @pytest.mark.parametrize("what", NOT_GATED)
 def test_other_products_stay(what: str) -> None:
-    result, report = fused(model(NOT_GATED[what]))
+    result, report = fused(model(NOT_GATED[what].format(SPELLINGS["1"])))
+    assert not report.around
+    assert operators(result) == []
+    proto = model(NOT_GATED[what].format(SHARE + GELU))
+    result, report = fused(proto)
+    assert operators(result) == ["GeluV2"]
+    assert_equal(proto, result)
+
+
+def test_a_share_that_is_read_stays() -> None:
+    result, report = fused(model(SPLIT + SHARE + GELU + "v = Mul(g1, b) y = Add(v, d)"))
     assert not report.around
     assert operators(result) == []

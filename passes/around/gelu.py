@@ -1,4 +1,4 @@
-"""GeGLU: Gelu of one tensor times another one, in the spellings of exporters.
+"""Gelu, and GeGLU: Gelu of one tensor times another one, in the spellings of exporters.
 
     y = torch.nn.functional.gelu(gate, approximate="none" or "tanh") * up
 
@@ -11,18 +11,19 @@ Grammar; the code cites the numbers of the cases, and gates.py says where gate a
     share :=
       4     Erf(gate / sqrt 2)             the argument is this polynomial
       5   | Tanh(sqrt(2 / pi) (gate + 0.044715 gate^3))      the argument is this polynomial
-    gated :=
-      6     Mul(gelu, up)                  of one shape and one type: nothing is broadcast
+    result :=
+      6     Mul(gelu, up)                  of one shape and one type: nothing is broadcast; GeGluV2
+      7   | gelu                           as in 3: GeluV2. As in 1 and 2 it is one operator already, and stays
 
 The factors of the polynomials are those numbers, but for the roundings of the model's type. So x * sigmoid(1.702 x) is
 another function, and so is an Erf of another argument.
 
 GeGluV2 rounds Gelu to the type of x, and then the product. So does a model of 16 bits that has Gelu as one operator.
-One that has it written out rounds in between as well, and the report says so. There gate * (1 + share) may overflow in
-float16, where the operator does not. That all numbers are finite is assumed for Ascend; without this assumption 16
-bits are declined.
+One that has it written out rounds inside of Gelu as well, and the report says so. There gate * (1 + share) may
+overflow in float16, where the operator does not. That all numbers are finite is assumed for Ascend; without this
+assumption 16 bits are declined.
 
-A Gelu that anything but the product reads is left alone, as is one that is not multiplied.
+A Gelu that anything but the product reads is no part of GeGluV2.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.gates import source
 from fa_compiler.passes.around.polynomials import Polynomials, Terms, are_close
-from fa_compiler.passes.around.records import Gated, expect_finite, is_float
+from fa_compiler.passes.around.records import Activation, expect_finite, is_float
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
     is_op,
@@ -76,30 +77,40 @@ def is_anchor(node: ir.Node) -> bool:
     return is_op(node, "Gelu", *_ARGUMENTS) or (node.domain, node.op_type) in CONTRIB
 
 
-def gated(node: ir.Node, info: ShapeInfo, options: Options) -> Gated | None:
-    """The gated activation around a Gelu; None where there is none. Raises Decline."""
+def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activation]:
+    """The activations around a Gelu, the gated one first; none where there are none. Raises Decline."""
     gelu = gelu_at(node, info)
-    last = None if gelu is None else only_reader(gelu.result)
-    if gelu is None or not is_op(last, "Mul"):
-        return None
-    gate, shape = gelu.gate, info.shape(gelu.gate)
-    up = next((other for one, other in operand_orders(last, "Mul") if one is gelu.result), None)
-    if up is None or up is gate or not shape or info.shape(up) != shape:  # 6
-        return None
-    nodes = (*gelu.nodes, last)
-    found = source(gate, up, nodes, info)
-    if found is None:
-        return None
-    dtype = is_float(gate, info, node)
-    if info.dtype(up) != dtype:
-        raise Decline(Code.DTYPE, "the two operands have different types", last)
-    if not is_closed(nodes):
+    if gelu is None:
+        return []
+    gated = _gated(node, gelu, info)
+    if gated is None and not gelu.is_written_out:
+        return []
+    dtype = is_float(gelu.gate, info, node)
+    if not is_closed(gelu.nodes):
         raise Decline(Code.READ_INSIDE, "a number inside of the Gelu is read elsewhere, or is an output", node)
     expect_finite(dtype, options, node)
+    found = [] if gated is None else [gated]
+    if gelu.is_written_out:  # 7
+        attrs = {"approximate": "none" if gelu.is_exact else "tanh"}
+        narrow = dtype in SIXTEEN_BITS
+        found.append(Activation(node, "GeluV2", attrs, (gelu.gate,), gelu.result, gelu.nodes, narrow))
+    return found
+
+
+def _gated(node: ir.Node, gelu: Gelu, info: ShapeInfo) -> Activation | None:
+    """The gated activation with a Gelu; None where there is none."""
+    gate, last, shape = gelu.gate, only_reader(gelu.result), info.shape(gelu.gate)
+    up = next((other for one, other in operand_orders(last, "Mul") if one is gelu.result), None)
+    if last is None or up is None or up is gate or not shape or info.shape(up) != shape:  # 6
+        return None
+    nodes = (*gelu.nodes, last)
+    found, dtype = source(gate, up, nodes, info), info.dtype(gate)
+    if found is None or info.dtype(up) != dtype:
+        return None
     attrs = {"dim": found.dim, "approximate": int(not gelu.is_exact), "activate_left": found.gate_first}
     given = (gate, up) if found.whole is None else (found.whole,)
     rounded = gelu.is_written_out and dtype in SIXTEEN_BITS
-    return Gated(node, "GeGluV2", attrs, given, last.outputs[0], (*found.nodes, *nodes), rounded)
+    return Activation(node, "GeGluV2", attrs, given, last.outputs[0], (*found.nodes, *nodes), rounded)
 
 
 def gelu_at(node: ir.Node, info: ShapeInfo) -> Gelu | None:
