@@ -146,9 +146,11 @@ def _clip(value: ir.Value, info: ShapeInfo) -> _Clipped | None:
     if is_op(node, "Clip"):
         low, high = (_bound(node, place, free, info) for place, free in ((1, -inf), (2, inf)))
         return None if low is None or high is None else _Clipped(operand_at(node, 0), low, high, (node,))
+    if not is_op(node, "Min", "Max") or len(node.inputs) != 2:
+        return None
     for one, other in operand_orders(node, "Min", "Max"):
         number = info.scalar(other)
-        if node is not None and number is not None and info.shape(one) == info.shape(value):
+        if number is not None and info.shape(one) == info.shape(value):
             low, high = (-inf, number) if node.op_type == "Min" else (number, inf)
             return _Clipped(one, low, high, (node,))
     return None

@@ -136,6 +136,7 @@ def test_what_is_declined(what: str) -> None:
 
 
 NEAR_MISSES = {
+    "the least of three": PAIRS + "c = Min(a, high, one) d = Clip(b, low, high) " + SWISH + END,
     "crossed pairs": PAIRS.replace("first", "z").replace("second", "first").replace("z", "second")
     + CLIPS
     + SWISH
