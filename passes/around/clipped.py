@@ -22,9 +22,9 @@ Grammar; the code cites the numbers of the cases, and gates.py says where gate a
 
 Nothing else reads the gate, what it multiplies or the numbers in between. The limit is positive.
 
-The operator computes in float32 and rounds once. In 16 bits the model rounds in between, and the report says so. What
-underflows to 0 there makes NaN of nothing, because both factors are bounded but the gate, which is so from above only.
-That it is finite is assumed for Ascend; without this assumption 16 bits are declined.
+The operator computes in float32 and rounds once. In 16 bits the model rounds in between, and the report says so. A
+sigmoid that 16 bits round to 0 makes NaN of a gate of minus infinity, and the operator's may be another number there.
+That all numbers are finite is assumed for Ascend; without this assumption 16 bits are declined.
 """
 
 from __future__ import annotations

@@ -97,10 +97,10 @@ class _Fuser:
             return self._fused(node, limited_attempt(node, lambda: [*layer_norm.norms(node, info, options)]))
         return None
 
-    def _fused(self, node: ir.Node, found: Iterable[Found] | Decline | None) -> Around | None:
-        """Build the first that the product takes."""
-        if found is None or isinstance(found, Decline):
-            return None if found is None else _declined(node, found)
+    def _fused(self, node: ir.Node, found: Iterable[Found] | Decline) -> Around | None:
+        """Build the first that the product takes; None where there is none."""
+        if isinstance(found, Decline):
+            return _declined(node, found)
         refusal: Decline | None = None
         for one in found:
             line = attempt(lambda one=one: self._built(one))  # type: ignore[misc]
