@@ -5,7 +5,7 @@
 Grammar; the code cites the numbers of the cases, and rows.py has those of the rows and the weights:
 
     mean :=
-      1     ReduceMean(x)                  along the last axis, which stays with size 1
+      1     ReduceMean(x)                  along the last axis, which stays with size 1, as in rows.py, 3
     centred :=
       2     Sub(x, mean)                   in float32
       3   | Cast(Sub(x, mean))             x of 16 bits: the model rounds the mean and the difference, and the operator
@@ -16,13 +16,15 @@ Grammar; the code cites the numbers of the cases, and rows.py has those of the r
       6   | SkipLayerNormalization(a, b, gamma, beta, bias)       x is the sum of a and b of equal shapes, and of a
                                                                    bias if there is one: an Add adds it to a. In 16
                                                                    bits this would round, so it is declined
+      7   | Add(Mul(x, scale), Sub(beta, Mul(mean, scale)))       of TensorFlow; scale is Mul(rate, gamma), with the
+                                                                   rate of rows.py and two vectors
     x, where a norm is computed :=
-      7     Add(a, b)                      of equal shapes: AddLayerNorm gives the sum, too
-      8   | any tensor                     LayerNormV4. A LayerNormalization with a beta stays as it is: it is one
+      8     Add(a, b)                      of equal shapes: AddLayerNorm gives the sum, too
+      9   | any tensor                     LayerNormV4. A LayerNormalization with a beta stays as it is: it is one
                                            operator already
 
 Only the last axis is normalised, and the mean is that of the same x. The epsilon stands under the root, as in the
-operator.
+operator. Case 7 is the same formula, multiplied out; where the mean is large, the operator loses fewer bits.
 
 AddLayerNorm computes the sum in float32, and does not round it before it normalises it. A model of 16 bits does; the
 report says so. In float16 its sum may overflow, and what it makes NaN of an infinite sum are numbers of the operator.
@@ -41,9 +43,16 @@ from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around import rows
 from fa_compiler.passes.around.records import FLOAT, Norm, SummedNorm, Weight, expect_finite, is_float, known_shape
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, float_attr, int_attr, is_op, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, distinct_consumers, float_attr, int_attr, is_op, operand_at
+from fa_compiler.passes.values.patterns import Bind, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+_SCALE = Op("Mul", Bind("rate"), Bind("gamma"), name="scale")
+_MULTIPLIED_OUT = Op(
+    "Add",
+    Op("Mul", Bind("x"), _SCALE),
+    Op("Sub", Bind("beta"), Op("Mul", Bind("mean"), Bind("scale"))),
+)
 READY_MADE = "LayerNormalization"
 SKIP = ("com.microsoft", "SkipLayerNormalization")
 SKIP_EPSILON = 1e-12
@@ -69,9 +78,9 @@ def norms(node: ir.Node, info: ShapeInfo, options: Options) -> Iterator[Norm | S
         yield _unrounded(_skipping(node, info), info, options)
         return
     for norm in _alone(node, info):
-        if (whole := rows.sum_before(norm, info)) is not None:  # 7
+        if (whole := rows.sum_before(norm, info)) is not None:  # 8
             yield _unrounded(whole, info, options)
-        if not is_op(node, READY_MADE) or not norm.beta.is_given:  # 8
+        if not is_op(node, READY_MADE) or not norm.beta.is_given:  # 9
             yield norm
 
 
@@ -88,17 +97,21 @@ def _alone(node: ir.Node, info: ShapeInfo) -> Iterator[Norm]:
     if is_op(node, READY_MADE):  # 5
         yield _ready_made(node, info)
         return
-    norm = rows.normalised(node, info)
-    difference = None if norm is None else _difference(norm.x)
-    if norm is None or difference is None:
+    found = rows.squared(node, info)
+    difference = None if found is None else _difference(found["x"])
+    if found is None or difference is None:
         return
     mean, x = operand_at(difference, 1).producer(), operand_at(difference, 0)
     if mean is None or operand_at(mean, 0) is not x:
         return
-    casts = () if norm.x.producer() is difference else (norm.x.producer(),)
-    norm = replace(norm, nodes=tuple(filter(None, (mean, difference, *casts, *norm.nodes))), centred=True)  # 4
+    norm = rows.normalised(node, info) or _multiplied_out(node, x, mean, info)
+    if norm is None:
+        return
+    casts = () if found["x"].producer() is difference else (found["x"].producer(),)
+    nodes = tuple(dict.fromkeys(filter(None, (mean, difference, *casts, *norm.nodes))))
+    norm = replace(norm, nodes=nodes, centred=True)  # 4
     rows.expect_last_axis(mean, known_shape(x, info, node))  # 1
-    rows.expect_norm(norm, norm.x, info)
+    rows.expect_norm(norm, found["x"], info)
     if info.dtype(x) == FLOAT:  # 2
         source = rows.before_idle_casts(x, info)
         yield from rows.with_ends(replace(norm, x=source), rows.narrow_source(source, info), info)
@@ -107,12 +120,37 @@ def _alone(node: ir.Node, info: ShapeInfo) -> Iterator[Norm]:
         yield from (replace(ending, rounded=True) for ending in rows.cast_back(norm, x, info))
 
 
+def _multiplied_out(variance: ir.Node, x: ir.Value, mean: ir.Node, info: ShapeInfo) -> Norm | None:
+    """The norm in which x and the mean are multiplied by the weight and the rate; None where there is none."""
+    found, floor = rows.squared(variance, info), rows.floor_of(variance, info)
+    size = (info.shape(x) or ())[-1:]
+    if found is None or not size or size[0].const is None or info.dtype(x) != FLOAT:
+        return None
+    for rate, steps in rows.rates(floor.value, info):
+        given = {"x": x, "mean": mean.outputs[0], "rate": rate}
+        for whole in _sums(rate):
+            parts = match(_MULTIPLIED_OUT, whole, info, given)  # 7
+            if parts is None or not all(rows.is_vector(parts[name], size[0].const, info) for name in ("gamma", "beta")):
+                continue
+            gamma, beta = (rows.weight_of(parts[name], size[0].const, info, variance) for name in ("gamma", "beta"))
+            nodes = tuple(dict.fromkeys((*found.nodes, variance, *floor.nodes, *steps, *parts.nodes)))
+            return Norm(variance, found["x"], gamma, floor.epsilon, whole, nodes, beta=beta)
+    return None
+
+
+def _sums(rate: ir.Value) -> Iterator[ir.Value]:
+    """What is computed from a rate by two products and a sum, or by one more."""
+    for scale in distinct_consumers(rate):
+        for product in distinct_consumers(scale.outputs[0]):
+            yield from (total.outputs[0] for total in distinct_consumers(product.outputs[0]) if is_op(total, "Add"))
+
+
 def _difference(x: ir.Value) -> ir.Node | None:
     """The node that subtracts a mean, if x is this difference, or cast from it; None for another tensor."""
     node = x.producer()
     if is_op(node, "Cast"):
         node = operand_at(node, 0).producer()
-    return node if is_op(node, "Sub") and is_op(operand_at(node, 1).producer(), "ReduceMean") else None
+    return node if is_op(node, "Sub") and is_op(operand_at(node, 1).producer(), *rows.MEANS) else None
 
 
 def _ready_made(node: ir.Node, info: ShapeInfo) -> Norm:

@@ -6,7 +6,8 @@ Grammar; the code cites the numbers of the cases:
       1     Mul(x, x)
       2   | Pow(x, 2)
     mean :=
-      3     ReduceMean(square)              along the last axis, which stays with size 1
+      3     ReduceMean(square)              along the last axis, which stays with size 1; of three axes also as
+                                            GlobalAveragePool
     floor :=
       4     Add(mean, epsilon)              one number, at least 0 and the same in every run
       5   | mean                            epsilon is 0
@@ -44,7 +45,7 @@ What the nodes in between give is read by nobody else; else the norm would be co
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import ml_dtypes  # noqa: F401  makes NumPy know bfloat16
 import numpy as np
@@ -71,6 +72,7 @@ from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+MEANS = ("ReduceMean", "GlobalAveragePool")
 _X = Bind("x")
 _SQUARE = OneOf((Op("Mul", _X, _X), Op("Pow", _X, Number(2.0))))  # 1 and 2
 _PARTS = ("Cast", "Add", "Unsqueeze", "Reshape", "Identity")
@@ -79,25 +81,37 @@ _PARTS = ("Cast", "Add", "Unsqueeze", "Reshape", "Identity")
 
 def squared(node: ir.Node, info: ShapeInfo) -> Match | None:
     """What a node takes the mean of the squares of, as `x`; None for another node."""
-    return match(_SQUARE, node.inputs[0], info) if is_op(node, "ReduceMean") else None
+    return match(_SQUARE, node.inputs[0], info) if is_op(node, *MEANS) else None
 
 
 def normalised(mean: ir.Node, info: ShapeInfo) -> Norm | None:
     """The rows divided by the root of the mean of their squares, around this mean; None where there are none."""
     found = squared(mean, info)
     assert found is not None
-    x, nodes = found["x"], [*found.nodes, mean]
-    epsilon, floor = 0.0, mean.outputs[0]  # 5
-    for reader in distinct_consumers(floor):
-        if is_op(reader, "Add") and (number := _other_number(reader, floor, info)) is not None:  # 4
-            epsilon, floor = number, reader.outputs[0]
-            nodes.append(reader)
-            break
-    last = next((steps for steps in _to_normalised(floor, x, info)), None)
+    floor = floor_of(mean, info)
+    last = next(_to_normalised(floor.value, found["x"], info), None)
     if last is None:
         return None
-    nodes += last
-    return Norm(mean, x, Weight(None), epsilon, last[-1].outputs[0], tuple(nodes))
+    nodes = (*found.nodes, mean, *floor.nodes, *last)
+    return Norm(mean, found["x"], Weight(None), floor.epsilon, last[-1].outputs[0], nodes)
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A mean plus a number that is never negative, and the node that adds it."""
+
+    value: ir.Value
+    epsilon: float
+    nodes: tuple[ir.Node, ...]
+
+
+def floor_of(mean: ir.Node, info: ShapeInfo) -> Floor:
+    """What the root is taken of."""
+    value = mean.outputs[0]
+    for reader in distinct_consumers(value):
+        if is_op(reader, "Add") and (number := _other_number(reader, value, info)) is not None:  # 4
+            return Floor(reader.outputs[0], number, (reader,))
+    return Floor(value, 0.0, ())  # 5
 
 
 def expect_norm(norm: Norm, x: ir.Value, info: ShapeInfo) -> None:
@@ -115,25 +129,37 @@ def expect_norm(norm: Norm, x: ir.Value, info: ShapeInfo) -> None:
 
 def expect_last_axis(mean: ir.Node, shape: Shape) -> None:
     """Raises Decline for a mean that is not along the last axis alone, or that drops it."""
-    if places_of(mean, len(shape)) != [len(shape) - 1] or not int_attr(mean, "keepdims", 1):
+    pooled = is_op(mean, "GlobalAveragePool") and len(shape) == 3
+    reduced = is_op(mean, "ReduceMean") and places_of(mean, len(shape)) == [len(shape) - 1]
+    if not pooled and not (reduced and int_attr(mean, "keepdims", 1)):
         raise Decline(Code.SHAPE, "the mean is not along the last axis alone", mean, "")
 
 
 def _to_normalised(floor: ir.Value, x: ir.Value, info: ShapeInfo) -> Iterator[list[ir.Node]]:
     """The ways from the mean square to what divides x by its root, as the nodes on them."""
+    for rate, nodes in rates(floor, info):
+        yield from ([*nodes, last] for last in _multiplying(rate, x))
+    for root in _roots(floor, info):
+        for node in distinct_consumers(root.outputs[0]):
+            if is_op(node, "Div") and operand_at(node, 1) is root.outputs[0] and equal_values(operand_at(node, 0), x):
+                yield [root, node]  # 10
+
+
+def rates(floor: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, list[ir.Node]]]:
+    """The reciprocals of the root, and the nodes that compute them."""
+    for root in _roots(floor, info):
+        for node in distinct_consumers(root.outputs[0]):
+            if is_op(node, "Reciprocal") or (is_op(node, "Div") and info.scalar(operand_at(node, 0)) == 1.0):  # 7
+                yield node.outputs[0], [root, node]
+    for node in distinct_consumers(floor):
+        if is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == -0.5:  # 8
+            yield node.outputs[0], [node]
+
+
+def _roots(floor: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
     for node in distinct_consumers(floor):
         if is_op(node, "Sqrt") or (is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == 0.5):  # 6
-            yield from ([node, *rest] for rest in _from_root(node.outputs[0], x, info))
-        elif is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == -0.5:  # 8
-            yield from ([node, last] for last in _multiplying(node.outputs[0], x))
-
-
-def _from_root(root: ir.Value, x: ir.Value, info: ShapeInfo) -> Iterator[list[ir.Node]]:
-    for node in distinct_consumers(root):
-        if is_op(node, "Reciprocal") or (is_op(node, "Div") and info.scalar(operand_at(node, 0)) == 1.0):  # 7
-            yield from ([node, last] for last in _multiplying(node.outputs[0], x))
-        elif is_op(node, "Div") and operand_at(node, 1) is root and equal_values(operand_at(node, 0), x):  # 10
-            yield [node]
+            yield node
 
 
 def _multiplying(rate: ir.Value, x: ir.Value) -> Iterator[ir.Node]:

@@ -23,7 +23,7 @@ MODELS = {
         f"x = Add(a, b) {test_rms_norm.NORM} y = Mul(n, w)", test_rms_norm.TWO, test_rms_norm.BOTH
     ),
     "LayerNormV4": test_layer_norm.model(test_layer_norm.NORM),
-    "AddLayerNorm": test_layer_norm.model(test_layer_norm.SUMS["7"], test_layer_norm.TWO, test_layer_norm.BOTH),
+    "AddLayerNorm": test_layer_norm.model(test_layer_norm.SUMS["8"], test_layer_norm.TWO, test_layer_norm.BOTH),
     "SwiGlu": test_swiglu.model(test_swiglu.HALVES["1, 3 and 4"]),
     "GeGluV2": test_gelu.model(test_gelu.SPLIT + test_gelu.BY_TANH["3 and 5"] + "y = Mul(g1, b)"),
     "GeluV2": test_gelu.model(f"a = Neg(x) {test_gelu.SHARE}{test_gelu.GELU}y = Neg(g1)", outputs="float[B,S,8] y"),

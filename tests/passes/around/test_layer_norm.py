@@ -17,6 +17,7 @@ CONSTANTS = "float two = {2}, float one = {1}, float minus = {-0.5}, float half 
 CONSTANTS += "float[8] b = {1,-1,0.5,2,0,3,-2,0.25}"
 CENTRED = "a = ReduceMean(x, last) c = Sub(x, a) "
 RATE = "s = Pow(c, two) m = ReduceMean(s, last) f = Add(m, e) r = Sqrt(f) "
+OUT = "i = Reciprocal(r) g1 = Mul(i, w) xs = Mul(x, g1) as = Mul(a, g1) o = Sub(b, as) "
 ROWS = CENTRED + RATE + "n = Div(c, r) "
 NORM = ROWS + "z = Mul(n, w) y = Add(z, b)"
 HALF, HALF_Y = "float16[B,S,8] h", "float16[B,S,8] y"
@@ -53,7 +54,16 @@ SPELLINGS = {
     + RATE
     + "n = Div(c, r) d = Cast<to=1>(n) z = Mul(d, w) y = Add(z, b)",
     "no epsilon": CENTRED + "s = Pow(c, two) m = ReduceMean(s, last) r = Sqrt(m) n = Div(c, r) y = Mul(n, w)",
-    "5 and 8": "y = LayerNormalization<axis=2>(x, w)",
+    "7": CENTRED + RATE + OUT + "y = Add(xs, o)",
+    "7, the other orders": CENTRED
+    + RATE
+    + OUT.replace("(i, w)", "(w, i)").replace("(a, g1)", "(g1, a)")
+    + "y = Add(o, xs)",
+    "1, pooled": "a = GlobalAveragePool(x) c = Sub(x, a) s = Mul(c, c) m = GlobalAveragePool(s) "
+    + "f = Add(m, e) r = Sqrt(f) "
+    + OUT
+    + "y = Add(xs, o)",
+    "5 and 9": "y = LayerNormalization<axis=2>(x, w)",
 }
 
 
@@ -140,9 +150,10 @@ def attributes(proto: onnx.ModelProto) -> dict[str, float]:
 
 
 SUMS = {
-    "7": "x = Add(p, q) " + NORM,
-    "7, no bias": "x = Add(p, q) " + ROWS + "y = Mul(n, w)",
-    "7 and 5": "x = Add(p, q) y = LayerNormalization(x, w, b)",
+    "8": "x = Add(p, q) " + NORM,
+    "8 and 7": "x = Add(p, q) " + CENTRED + RATE + OUT + "y = Add(xs, o)",
+    "8, no bias": "x = Add(p, q) " + ROWS + "y = Mul(n, w)",
+    "8 and 5": "x = Add(p, q) y = LayerNormalization(x, w, b)",
     "6": "y, , , x = com.microsoft.SkipLayerNormalization<epsilon=1e-5>(p, q, w, b)",
     "6, no bias": "y, , , x = com.microsoft.SkipLayerNormalization(p, q, w)",
 }
@@ -267,6 +278,21 @@ def test_what_is_declined(what: str) -> None:
 
 
 NEAR_MISSES = {
+    "multiplied out, another mean": CENTRED
+    + RATE
+    + "l = Neg(a) "
+    + OUT.replace("(a, g1)", "(l, g1)")
+    + "y = Add(xs, o)",
+    "multiplied out, a sum": CENTRED + RATE + OUT.replace("Sub(b, as)", "Add(b, as)") + "y = Add(xs, o)",
+    "multiplied out, the difference in the other order": CENTRED
+    + RATE
+    + OUT.replace("Sub(b, as)", "Sub(as, b)")
+    + "y = Add(xs, o)",
+    "multiplied out, another scale": CENTRED
+    + RATE
+    + "g2 = Neg(w) "
+    + OUT.replace("as = Mul(a, g1)", "h1 = Mul(a, g2) as = Mul(h1, i)")
+    + "y = Add(xs, o)",
     "the mean of another tensor": "l = Neg(x) a = ReduceMean(l, last) c = Sub(x, a) " + RATE + "y = Div(c, r)",
     "what is divided is not centred": CENTRED + RATE + "y = Div(x, r)",
     "epsilon behind the root": CENTRED
