@@ -1,9 +1,9 @@
 #include "variants.hpp"
 
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
+#include "environment.hpp"
 #include "processor.hpp"
 
 namespace fa {
@@ -37,21 +37,21 @@ constexpr Variant kVariants[] = {
 #undef FA_ONCE
 
 const Variant& choose() {
-  const char* forced = std::getenv("FA_COMPILER_ISA");
-  if (forced == nullptr || *forced == '\0') {
+  const std::string forced = environment_variable("FA_COMPILER_ISA");
+  if (forced.empty()) {
     for (const Variant& variant : kVariants) {
       if (variant.preferred() && variant.supported()) return variant;
     }
   }
   std::string known;
   for (const Variant& variant : kVariants) {
-    if (std::string(variant.name) == forced) {
+    if (variant.name == forced) {
       if (variant.supported()) return variant;
-      throw std::runtime_error("FA_COMPILER_ISA=" + std::string(forced) + ": this machine lacks these instructions");
+      throw std::runtime_error("FA_COMPILER_ISA=" + forced + ": this machine lacks these instructions");
     }
     known += (known.empty() ? "" : ", ") + std::string(variant.name);
   }
-  throw std::runtime_error("FA_COMPILER_ISA=" + std::string(forced) + " is unknown; this library has " + known);
+  throw std::runtime_error("FA_COMPILER_ISA=" + forced + " is unknown; this library has " + known);
 }
 
 }  // namespace
@@ -59,10 +59,10 @@ const Variant& choose() {
 const Variant& chosen_variant() { return choose(); }
 
 bool products_may_round() {
-  const char* type = std::getenv("FA_COMPILER_FLOAT32_PRODUCTS");
-  if (type == nullptr || *type == '\0' || std::string(type) == "float32") return false;
-  if (std::string(type) == "bfloat16") return true;
-  throw std::runtime_error("FA_COMPILER_FLOAT32_PRODUCTS=" + std::string(type) + " is neither float32 nor bfloat16");
+  const std::string type = environment_variable("FA_COMPILER_FLOAT32_PRODUCTS");
+  if (type.empty() || type == "float32") return false;
+  if (type == "bfloat16") return true;
+  throw std::runtime_error("FA_COMPILER_FLOAT32_PRODUCTS=" + type + " is neither float32 nor bfloat16");
 }
 
 }  // namespace fa

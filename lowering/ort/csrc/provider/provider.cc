@@ -14,9 +14,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <filesystem>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -31,6 +28,7 @@
 #include <malloc.h>
 #endif
 
+#include "../environment.hpp"
 #include "../op.hpp"
 #include "../register.hpp"
 #include "formals.hpp"
@@ -245,27 +243,13 @@ class Provider : public ort::ep::Provider {
   std::unique_ptr<ComputeInfo> claimed_;  // between GetCapability and Compile
 };
 
-// What the variable of the environment names, as UTF-8; empty where it is not set.
-std::string planned_by_variable() {
-#if defined(_WIN32)
-  const std::wstring name(kPlanVariable, kPlanVariable + std::strlen(kPlanVariable));
-  const wchar_t* variable = _wgetenv(name.c_str());
-  if (variable == nullptr) return {};
-  const std::u8string text = std::filesystem::path(variable).u8string();
-  return {text.begin(), text.end()};
-#else
-  const char* variable = std::getenv(kPlanVariable);
-  return variable == nullptr ? "" : variable;
-#endif
-}
-
 // The plans that the session may use. A session without the option has those of the environment.
 std::optional<Plans> plans_of(ort::Api api, const std::string& runtime, const ort::SessionOptions* options) {
   std::string place;
   if (has_entry(api, options, kPlanOption)) {
     place = entry_of(api, options, kPlanOption);
   } else {
-    place = planned_by_variable();
+    place = environment_variable(kPlanVariable);
   }
   if (place.empty()) return std::nullopt;
   return Plans(place, runtime);
