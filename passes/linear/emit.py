@@ -17,10 +17,11 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant, is_op, producer
+from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, producer
 from fa_compiler.passes.linear.arrangement import axes_of_dims
 from fa_compiler.passes.linear.candidates import Operand, own_sizes
 from fa_compiler.passes.linear.corrections import Correction
+from fa_compiler.passes.linear.operators import holds
 from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.search import State
 from fa_compiler.passes.values.facts import Facts
@@ -86,6 +87,8 @@ class Emitter:
             inputs |= self._correction(found.correction)
         counts = (heads if repeats else found.query.heads, heads)
         scale = float(np.float32(found.scale))
+        if not np.isfinite(scale) or scale == 0.0:
+            raise Decline(Code.LINEAR, f"the scale {found.scale} is no number of float32 but 0", self.node)
         return LinearCall(self.node, inputs, counts, self.match.rule, scale, bool(self.match.states))
 
     def _correction(self, correction: Correction) -> dict[str, ir.Value]:
@@ -250,8 +253,14 @@ class Emitter:
 
     def _state(self, state: State) -> ir.Value:
         """A state as [B,H,Dk,Dv]."""
-        sizes = self._state_sizes
-        return self._arranged(state.value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes)
+        sizes, value = self._state_sizes, state.value
+        given = self.builder.info.dtype(value)
+        for last in self.match.states:
+            wanted = self.builder.info.dtype(last.value)
+            if given is not None and wanted is not None and given != wanted and holds(wanted, given):
+                value = value if _is_rounded(last.value, given) else self.builder.cast(value, wanted)
+                given = self.builder.info.dtype(value)
+        return self._arranged(value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes)
 
     @property
     def _state_sizes(self) -> dict[str, int]:
@@ -285,11 +294,16 @@ class Emitter:
     def _as(self, output: ir.Value, operand: Operand) -> ir.Value:
         """The output in the arrangement of the value that it replaces."""
         sizes = own_sizes(operand, self.match.sizes)
-        return self._returned(output, ["b", "t", "he"], operand.value, operand.order, sizes)
+        made = self._returned(output, ["b", "t", "he"], operand.value, operand.order, sizes)
+        return self._cast(made, operand.value)
 
     def _as_state(self, state: ir.Value, wanted: State) -> ir.Value:
         made = self._returned(state, ["b", "h", "k", "v"], wanted.value, wanted.order, self._state_sizes)
-        dtype = self.builder.info.dtype(wanted.value)
+        return self._cast(made, wanted.value)
+
+    def _cast(self, made: ir.Value, old: ir.Value) -> ir.Value:
+        """A value in the type of the one that it replaces."""
+        dtype = self.builder.info.dtype(old)
         return made if dtype is None else self.builder.cast(made, dtype)
 
     def _returned(
@@ -322,6 +336,14 @@ class Emitter:
             parts = [batch if "b" in each else part for part, each in zip(parts, axes, strict=True)]
         target = self.builder.joined(parts, ir.DataType.INT64, 0)
         return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
+
+
+def _is_rounded(state: ir.Value, dtype: ir.DataType) -> bool:
+    """Is a last state rounded to this type by all that reads it, but for the products that are no more? The operator
+    rounds it to the type of the first one."""
+    readers = [reader for reader, _ in state.uses() if not is_op(reader, "MatMul", "Einsum")]
+    are_casts = all(is_op(reader, "Cast") and int_attr(reader, "to", 0) == dtype for reader in readers)
+    return are_casts and not state.is_graph_output()
 
 
 def _is_whole_or_none(size: Dim) -> bool:

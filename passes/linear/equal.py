@@ -7,8 +7,8 @@ other, with each value in the place of the one of the same number. The form hold
                 that products read, and whether batch and tokens are open
     node    :=  domain, operator, attributes with their bodies, the numbers of its inputs and outputs
     value   :=  its number, shape, type and depth, and its content where it is a constant
-    size    :=  a formula of the batch, the tokens and sizes that are not known: a point gives all names of sizes of one
-                kind the same size
+    size    :=  a formula of the batch, the tokens and sizes that are not known, each by its kind and its number in
+                the order in which they are met
     constant :=
       1         its content
       2       | `free`: floating-point weights of several finite numbers
@@ -137,6 +137,7 @@ class _Reader:
         self.entries: list[Hashable] = []
         self.contents: list[tuple[int, Content]] = []
         self.sizes: dict[Dim, Hashable] = {}
+        self.names: dict[str, int] = {}
 
     def form(self) -> Form:
         """The form."""
@@ -220,9 +221,10 @@ class _Reader:
         return known
 
     def _atom(self, atom: Atom) -> Hashable:
-        if (kind := self.kinds.get(atom.name)) is not None:
-            return kind
-        return (atom.op, tuple(map(self._size, atom.args))) if atom.args else "not known"
+        if atom.args:
+            return atom.op, tuple(map(self._size, atom.args))
+        kind = self.kinds.get(atom.name, "not known")
+        return kind, self.names.setdefault(atom.name, len(self.names))
 
 
 def _in_order(parts: Iterable[Hashable]) -> tuple[Hashable, ...]:

@@ -4,7 +4,6 @@ numbers of every value. Loops run as often as they do with these sizes."""
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -14,7 +13,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
 from fa_compiler.passes.linear.field import hashed
-from fa_compiler.passes.linear.meetings import Meetings
+from fa_compiler.passes.linear.meetings import Meetings, names_of
 from fa_compiler.passes.linear.operators import evaluated
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
@@ -94,6 +93,8 @@ class Evaluation:
     """How many nodes were evaluated."""
     meetings: Meetings | None = None
     """Notes of what the nodes read."""
+    names: set[str] = field(default_factory=set)
+    """The names of `sizes` that shapes depended on."""
     elements: dict[ir.Node, int] = field(default_factory=dict)
     """The number of elements of the largest tensor that each node made."""
 
@@ -119,7 +120,7 @@ class Evaluation:
         count = int(np.prod(shape, dtype=np.int64))
         places = np.arange(count, dtype=np.int64)
         self.leaves += 1
-        seed = self.seed + zlib.crc32((value.name or "").encode()) + self.leaves
+        seed = self.seed + (self.leaves << 32)  # unlike that of every other tensor
         return of_field(hashed([places], seed).reshape(shape))
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
@@ -127,6 +128,7 @@ class Evaluation:
         if value in self.known and isinstance(known := self.known[value], Tensor):
             return known.shape
         dims = self.info.shape(value)
+        self.names.update(name for dim in dims or () for name in names_of(dim))
         if self.meetings is not None:
             self.meetings.sizes.update(dims or ())
         sizes = None if dims is None else [dim.evaluate(self.sizes) for dim in dims]

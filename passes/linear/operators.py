@@ -7,8 +7,9 @@ works element by element (ELEMENTWISE). What any other operator gives is not fol
 from __future__ import annotations
 
 import operator
-import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+from hashlib import blake2b
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -38,6 +39,9 @@ MOST = 1 << 27
 """The most elements of one tensor."""
 END = (1 << 31) - 1
 """An end of a Slice that is not smaller stands for the end of an axis."""
+FAR = 128
+"""Where a constant of this size or more is added, the other operand loses bits: x + 12582912 - 12582912 is x rounded to
+an integer, and no x."""
 
 
 class Call:
@@ -102,15 +106,19 @@ def _identity(call: Call) -> list[Tensor]:
 
 @rule("Cast")
 def _cast(call: Call) -> list[Tensor]:
-    """A type that holds the numbers of the source; a narrower one rounds, and is an unknown function."""
+    """A type that holds the numbers of the source; another one rounds, and is an unknown function."""
     wanted = ir.DataType(call.attr("to"))
     source = call[0]
     if source.exact is not None:
         return [exact(source.exact.astype(wanted.numpy()))]
-    given = call.dtype
-    if given is None or FLOAT_BITS.get(wanted, 0) < FLOAT_BITS.get(given, 99):
-        return unknown_function(call)
-    return [source]
+    return [source] if holds(wanted, call.dtype) else unknown_function(call)
+
+
+def holds(wanted: ir.DataType | None, given: ir.DataType | None) -> bool:
+    """Does a floating-point type hold all numbers of another? Of the two of 16 bits none holds those of the other."""
+    if wanted is None or given is None or not {wanted, given} <= FLOAT_BITS.keys():
+        return False
+    return wanted == given or FLOAT_BITS[wanted] > FLOAT_BITS[given]
 
 
 @rule("Transpose")
@@ -332,12 +340,12 @@ def _where(call: Call) -> list[Tensor]:
 
 @rule("Add")
 def _add(call: Call) -> list[Tensor]:
-    return [added(call[0], call[1], 1, call.with_sums)]
+    return [_rounded(call, added(call[0], call[1], 1, call.with_sums))]
 
 
 @rule("Sub")
 def _sub(call: Call) -> list[Tensor]:
-    return [added(call[0], call[1], -1, call.with_sums)]
+    return [_rounded(call, added(call[0], call[1], -1, call.with_sums))]
 
 
 @rule("Sum")
@@ -345,7 +353,20 @@ def _sum(call: Call) -> list[Tensor]:
     total = call[0]
     for index in range(1, len(call.operands)):
         total = added(total, call[index], 1, call.with_sums)
-    return [total]
+    return [_rounded(call, total)]
+
+
+def _rounded(call: Call, total: Tensor) -> Tensor:
+    """A sum. Its elements to which a large constant is added are unknown functions of the operands."""
+    is_far = np.zeros(total.shape, bool)
+    for operand in call.operands:
+        if operand is not None and operand.exact is not None and operand.exact.dtype.kind not in "biu":
+            wide = np.abs(operand.exact.astype(np.float64))
+            is_far |= (wide >= FAR) & np.isfinite(wide)
+    if not is_far.any():
+        return total
+    (other,) = unknown_function(call)
+    return moved((other, total), lambda one, rest: np.asarray(np.where(is_far, one, rest)), call.with_sums)
 
 
 @rule("Neg")
@@ -361,6 +382,9 @@ def _mul(call: Call) -> list[Tensor]:
 
 @rule("Div")
 def _div(call: Call) -> list[Tensor]:
+    """That of integers is cut, and an unknown function."""
+    if call.dtype not in FLOAT_BITS:
+        return unknown_function(call)
     right = call[1].numbers()
     if right is None or not right.all():
         return [Tensor(broadcast(call[0], call[1]))]
@@ -532,30 +556,31 @@ ALGEBRAIC = frozenset(("Add", "Sub", "Sum", "Neg", "Mul", "Div", "Exp"))
 
 def unknown_function(call: Call) -> list[Tensor]:
     """An unknown function of the operands, the same for equal operands."""
-    given = [operand for operand in call.operands if operand is not None]
+    places = [place for place, operand in enumerate(call.operands) if operand is not None]
+    given = [call[place] for place in places]
     fields = [operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given]
     shape = broadcast(*given)
     known = [field for field in fields if field is not None]
     if len(known) < len(fields):
         return [Tensor(shape)]
-    named = (call.node.op_type, sorted((name, repr(attr.value)) for name, attr in call.node.attributes.items()))
-    return [of_field(np.broadcast_to(hashed(known, zlib.crc32(repr(named).encode())), shape))]
+    attributes = sorted((name, repr(attr.value)) for name, attr in call.node.attributes.items())
+    seed = blake2b(repr((call.node.op_type, attributes, places)).encode(), digest_size=8).digest()
+    return [of_field(np.broadcast_to(hashed(known, int.from_bytes(seed, "big")), shape))]
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
     """Numbers that may be infinite as integers, a different one for each."""
+    if array.dtype.kind in "iub":
+        return array.astype(np.int64)
     return np.ascontiguousarray(array.astype(np.float64)).view(np.int64).reshape(array.shape)
 
 
 def _exact_max(*arrays: np.ndarray) -> np.ndarray:
-    result = arrays[0]
-    for array in arrays[1:]:
-        result = np.maximum(result, array)
-    return np.asarray(result)
+    return np.asarray(reduce(np.maximum, arrays))
 
 
 def _exact_min(*arrays: np.ndarray) -> np.ndarray:
-    return -_exact_max(*(-array for array in arrays))
+    return np.asarray(reduce(np.minimum, arrays))
 
 
 def _integer_or_float_division(left: np.ndarray, right: np.ndarray) -> np.ndarray:

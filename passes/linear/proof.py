@@ -12,10 +12,11 @@ Where the number of tokens is open, lengths.py says which of them are looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from types import MappingProxyType
 
 import numpy as np
 import onnx_ir as ir
@@ -24,7 +25,7 @@ from fa_compiler.passes.ir.nodes import is_op, producer
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
-from fa_compiler.passes.linear.lengths import Lengths, Verdict, right_lengths
+from fa_compiler.passes.linear.lengths import SMALL, Lengths, Verdict, right_lengths
 from fa_compiler.passes.linear.meetings import Meetings, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
@@ -183,15 +184,23 @@ class Prover:
         """The names in the sizes of these values."""
         return {name for value in values for dim in self.info.shape(value) or () for name in names_of(dim)}
 
-    def _point(self, length: int, number: int, most: int = 0, meetings: Meetings | None = None) -> Evaluation:
-        sizes = dict.fromkeys(self.batch, batch_of(number)) | dict.fromkeys(self.tokens, length)
+    def _point(
+        self,
+        length: int,
+        number: int,
+        most: int = 0,
+        meetings: Meetings | None = None,
+        apart: Mapping[str, int] = MappingProxyType({}),
+    ) -> Evaluation:
+        """The region at one point: names in `apart` have sizes of their own."""
+        sizes = dict.fromkeys(self.batch, batch_of(number)) | dict.fromkeys(self.tokens, length) | {**apart}
         seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
         point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown, meetings=meetings)
         point.known.update(self.powers.decays(seed))
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         if len(self.powers.tables) == tables:
             return point
-        return self._point(length, number, most, meetings)  # what was read before its table was met
+        return self._point(length, number, most, meetings, apart)  # what was read before its table was met
 
     @cached_property
     def _upstream(self) -> dict[ir.Value, int]:
@@ -279,10 +288,27 @@ class Prover:
             return None
         if match.is_open["b"] and looks.meetings.numbers(self.batch).edges:
             return None
+        if not all(self._holds_apart(name, match, length, looks.names) for name in sorted(looks.names)):
+            return None
         if not match.is_open["t"]:
             return match
         lengths = right_lengths(length, looks.next, looks.meetings.numbers)
         return None if lengths is None else replace(match, lengths=lengths)
+
+    def _holds_apart(self, name: str, match: LinearMatch, length: int, names: Set[str]) -> bool:
+        """Is the region right where one size differs from those that were the same at all points, the batch or the
+        tokens? Then it fails, or the size has no effect and meets no number. `names` are those that have one at all."""
+        group, letter = (self.batch, "b") if name in self.batch else (self.tokens, "t")
+        if match.is_open[letter] and names.isdisjoint({*group} - {name}):
+            return True
+        looks, own = _Looks(self, match), batch_of(POINTS) if letter == "b" else length
+        sizes = {*SMALL, own - 1, own, own + 1, 2 * own} - {0}
+        verdicts = {size: looks.verdict(length, POINTS, {name: size}) for size in sizes}
+        if Verdict.OTHER in verdicts.values():
+            return False
+        is_free = any(verdict is Verdict.RIGHT for size, verdict in verdicts.items() if size != own)
+        is_own = name in self._named([match.found.output.value])
+        return is_own or not is_free or not looks.meetings.numbers([name]).edges
 
 
 @dataclass
@@ -297,6 +323,8 @@ class _Looks:
     """A length at which a point takes too long, and all longer ones do."""
     elements: dict[int, Mapping[ir.Node, int]] = field(default_factory=dict)
     """The number of elements of the largest tensor that each node made, by the length."""
+    names: set[str] = field(default_factory=set)
+    """The names of sizes on which something depended."""
 
     def next(self, length: int) -> Verdict:
         """What the region computes at the next length."""
@@ -334,19 +362,20 @@ class _Looks:
 
         return max((expected(node, count) for node, count in last.items()), default=0)
 
-    def verdict(self, length: int, number: int) -> Verdict:
-        """What the region computes at another point."""
+    def verdict(self, length: int, number: int, apart: Mapping[str, int] = MappingProxyType({})) -> Verdict:
+        """What the region computes at another point, where names in `apart` have sizes of their own."""
         match = self.match
         own = batch_of(number) if match.is_open["b"] else match.sizes.batch
         self.meetings.begin()
         try:
-            point = self.prover._point(length, number, self.most, self.meetings)
+            point = self.prover._point(length, number, self.most, self.meetings, apart)
             self.elements[length] = point.elements
+            self.names |= point.names
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
                 return Verdict.FAILS
             outcome = _outcome(match.found, point, sizes)
-            return Verdict.FAILS if outcome is None else _agrees(match, point, sizes, outcome)
+            return Verdict.FAILS if outcome is None else _agrees(match, point, sizes, outcome, not apart)
         except TooLongError:
             self.too_long = length if self.too_long is None else min(length, self.too_long)
             return Verdict.UNKNOWN
@@ -359,16 +388,16 @@ def batch_of(number: int) -> int:
     return BATCHES[number] if number < len(BATCHES) else 2
 
 
-def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome) -> Verdict:
+def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome, may_end: bool) -> Verdict:
     """Do all outputs and states of a match hold what the recurrence gives? An output whose last token is 0 was computed
-    for fewer tokens."""
+    for fewer tokens, where it may end."""
     goal, verdict = scaled(outcome, match.found), Verdict.RIGHT
     for output in match.outputs:
         array = read(output, point, sizes)
         if array is None:
             return Verdict.FAILS
         if not (columns(array) == goal).all():
-            verdict = Verdict.OTHER if columns(array)[:, -1].any() else Verdict.FAILS
+            verdict = Verdict.FAILS if may_end and not columns(array)[:, -1].any() else Verdict.OTHER
     for state in match.states:
         array = read_state(state, point, sizes)
         if array is None:

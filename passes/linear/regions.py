@@ -33,7 +33,7 @@ from fa_compiler.passes.ir.nodes import (
     readers_of,
     values_read,
 )
-from fa_compiler.passes.linear.operators import ELEMENTWISE, RULES
+from fa_compiler.passes.linear.operators import ELEMENTWISE, RULES, holds
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 SUMMING = ("MatMul", "Einsum", "CumSum", "ReduceSum")
@@ -134,12 +134,8 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
         return not _is_layer(node, info, depths)
     if is_op(node, "Cast"):
         given = node.inputs[0]
-        return given is not None and _bits(info.dtype(node.outputs[0])) >= _bits(info.dtype(given))
+        return given is not None and holds(info.dtype(node.outputs[0]), info.dtype(given))
     return True
-
-
-def _bits(dtype: ir.DataType | None) -> int:
-    return dtype.bitwidth if dtype is not None and dtype in FLOATS else 0
 
 
 def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:

@@ -159,6 +159,21 @@ def test_a_number_that_meets_the_batch() -> None:
     assert not fused(proto)[1].count("fused")
 
 
+MORE = {
+    "few columns": "x = Constant<value_ints=[100]>() c = Less(n, x) y = Where(c, o, o2) ",
+    "fewer columns than tokens": "x = Constant<value_ints=[20]>() e = Add(t, x) c = Less(n, e) y = Where(c, o, o2) ",
+    "fewer columns, and 0": "c = Less(rc, n) z = Sub(o2, o2) y = Where(c, o, z) ",
+}
+
+
+@pytest.mark.parametrize("name", MORE)
+def test_two_sizes_that_differ(name: str) -> None:
+    """What holds where all open sizes are the same holds for no others."""
+    body = BEFORE + "m = Identity(m0) " + ATTENTION + "n = Shape(more) " + MORE[name]
+    proto = parse(body, inputs=INPUTS + ", float[M] more", outputs=OUTPUTS, opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
 def looked(right: set[int], numbers: Numbers, unknown: int = 10**9, found: int = 5) -> Lengths | None:
     def look(length: int) -> Verdict:
         return Verdict.UNKNOWN if length >= unknown else Verdict.RIGHT if length in right else Verdict.FAILS

@@ -1,0 +1,84 @@
+"""Graphs that are a linear attention modulo a prime, and something else in the types of a run: they are left. Beside
+them, fused ones of several types, whose results keep their bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.passes.running import assert_same, feeds_of, fused, parse, run
+
+INPUTS = "float[2,3,4] q, float[2,3,4] k, float[2,3,6] v, float[2,3,4,6] s0"
+OUTPUTS = "float[2,3,6] y, float[2,3,4,6] s1"
+SIXTEEN = INPUTS.replace("float[", "float16[")
+WIDE = "qx = Cast<to=1>(q) kx = Cast<to=1>(k) vx = Cast<to=1>(v) sx = Cast<to=1>(s0) "
+SIMILAR = {
+    "a limit from below and one from above": "c = Constant<value_float=0.5>() k1 = Clip(k, c) k2 = Clip(k, , c) ",
+    "a rounded value": "c = Constant<value_float=12582912.0>() a = Add(k, c) k1 = Sub(a, c) k2 = Identity(k) ",
+    "a rounded sum": "c = Constant<value_float=12582912.0>() a = Sum(k, c) k1 = Sub(a, c) k2 = Sum(k) ",
+}
+
+
+def step(before: str = "", names: str = "q k k v s0", after: str = "") -> str:
+    """One token of the delta rule; `names` are those of the query, both keys, the value and the state."""
+    query, one, other, value, state = names.split()
+    return before + (
+        "ax2 = Constant<value_ints=[2]>() ax3 = Constant<value_ints=[3]>() "
+        f"column = Unsqueeze({one}, ax3) row = Unsqueeze({other}, ax2) qr = Unsqueeze({query}, ax2) "
+        f"mr = MatMul(row, {state}) m = Squeeze(mr, ax2) w = Sub({value}, m) wr = Unsqueeze(w, ax2) "
+        f"u = MatMul(column, wr) s1 = Add({state}, u) yr = MatMul(qr, s1) y = Squeeze(yr, ax2) {after}"
+    )
+
+
+def model(body: str, inputs: str = INPUTS, outputs: str = OUTPUTS) -> onnx.ModelProto:
+    return parse(body, inputs=inputs, outputs=outputs, opset=18)
+
+
+@pytest.mark.parametrize("name", SIMILAR)
+def test_keys_that_are_not_the_same(name: str) -> None:
+    assert not fused(model(step(SIMILAR[name], "q k1 k2 v s0")))[1].count("fused")
+
+
+def test_a_quotient_of_integers() -> None:
+    """Twice the half of an odd number is less."""
+    halves = "two = Constant<value_int=2>() h = Div(n, two) d = Mul(h, two) k1 = Cast<to=1>(n) k2 = Cast<to=1>(d) "
+    inputs = INPUTS.replace("float[2,3,4] k", "int64[2,3,4] n")
+    assert not fused(model(step(halves, "q k1 k2 v s0"), inputs))[1].count("fused")
+
+
+def test_the_types_of_16_bits_round_each_other() -> None:
+    narrow = WIDE + "kb = Cast<to=16>(k) k1 = Cast<to=1>(kb) "
+    assert not fused(model(step(narrow, "qx k1 kx vx sx"), SIXTEEN))[1].count("fused")
+
+
+def test_a_scale_that_vanishes_is_no_default() -> None:
+    """A scale of 0 stands for that of the operator."""
+    tiny = "c = Constant<value_float=1e-30>() a = Mul(q, c) q1 = Mul(a, c) "
+    (block,) = fused(model(step(tiny, "q1 k k v s0")))[1].blocks
+    assert block.status == "declined" and "scale" in (block.reason or "")
+
+
+@pytest.mark.parametrize(
+    ("body", "inputs", "outputs", "tolerance"),
+    [
+        (step(WIDE, "qx kx kx vx sx"), SIXTEEN, OUTPUTS, 1e-5),
+        (
+            step("", "q k k v s0", "y32 = Cast<to=1>(y) s32 = Cast<to=1>(s1) "),
+            SIXTEEN,
+            f"{OUTPUTS.replace('float[', 'float16[')}, float[2,3,6] y32, float[2,3,4,6] s32",
+            1e-2,
+        ),
+        (step(WIDE, "qx kx kx vx sx", "sh = Cast<to=10>(s1) "), SIXTEEN, "float[2,3,6] y, float16[2,3,4,6] sh", 1e-2),
+        (step(WIDE, "qx kx kx vx sx", "yh = Cast<to=10>(y) "), SIXTEEN, "float16[2,3,6] yh, float[2,3,4,6] s1", 1e-2),
+    ],
+)
+def test_results_keep_their_bits(body: str, inputs: str, outputs: str, tolerance: float) -> None:
+    """A last state in float32 is not rounded to the float16 of the first one."""
+    proto = model(body, inputs, outputs)
+    result, report = fused(proto)
+    assert report.count("fused") == 1
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal(array.shape).astype(np.float16) for name, array in feeds_of(proto, {}).items()}
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, tolerance)
