@@ -86,10 +86,15 @@ class Emitter:
         if found.correction is not None:
             inputs |= self._correction(found.correction)
         counts = (heads if repeats else found.query.heads, heads)
-        scale = float(np.float32(found.scale))
+        return LinearCall(self.node, inputs, counts, self.match.rule, self._scale, bool(self.match.states))
+
+    @property
+    def _scale(self) -> float:
+        """The scale as float32. One of 0 would stand for the default."""
+        scale = float(np.float32(self.match.found.scale))
         if not np.isfinite(scale) or scale == 0.0:
-            raise Decline(Code.LINEAR, f"the scale {found.scale} is no number of float32 but 0", self.node)
-        return LinearCall(self.node, inputs, counts, self.match.rule, scale, bool(self.match.states))
+            raise Decline(Code.LINEAR, f"the scale {self.match.found.scale} is 0 or infinite in float32", self.node)
+        return scale
 
     def _correction(self, correction: Correction) -> dict[str, ir.Value]:
         """The operands of a correction of rank one, for each state."""

@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import Meetings, names_of
@@ -128,13 +129,18 @@ class Evaluation:
         if value in self.known and isinstance(known := self.known[value], Tensor):
             return known.shape
         dims = self.info.shape(value)
-        self.names.update(name for dim in dims or () for name in names_of(dim))
-        if self.meetings is not None:
-            self.meetings.sizes.update(dims or ())
+        self._enter(dims or ())
         sizes = None if dims is None else [dim.evaluate(self.sizes) for dim in dims]
         if sizes is None or any(size is None or size < 0 for size in sizes):
             raise FailedError(f"the shape of {value.name!r} is not known")
         return tuple(size for size in sizes if size is not None)
+
+    def _enter(self, dims: Iterable[Dim]) -> None:
+        """Note sizes that were asked for."""
+        for dim in dims:
+            self.names.update(names_of(dim))
+            if self.meetings is not None:
+                self.meetings.sizes.add(dim)
 
     def run(self, nodes: Sequence[ir.Node], kept: Iterable[ir.Value] = ()) -> None:
         """Evaluate nodes in order. What no later node reads is forgotten, but for what is kept."""
@@ -244,6 +250,8 @@ class Evaluation:
         outputs = len(body.outputs) - len(states)
         axes_out, turned_out = (_listed(node, name, outputs) for name in ("scan_output_axes", "scan_output_directions"))
         rows = [_slices(*each) for each in zip(scanned, axes, turned, strict=True)]
+        if self.meetings is not None:
+            self.meetings.add(node, [exact(np.array(len(each))) for each in rows])
         if len({*map(len, rows)}) != 1:
             raise FailedError("a Scan of inputs of other lengths")
         made: list[Sequence[Sequenced]] = []

@@ -6,8 +6,9 @@ What is looked at, and what follows from it:
     2     the numbers that a length meets in the graph (meetings.py): each may be a chunk's size, of which the first
           length, the middle and the last one are looked at, up to the first length of the second chunk beyond the
           one in which the operands were found
-    3     the numbers again, and what a comparison and another operator make of two of them: there a comparison, a Slice
-          or the like may change what the graph computes. Each is looked at with its neighbours
+    3     the numbers again, and what is made of two or three of them: there a comparison, a Slice or the like may
+          change what the graph computes. Each is looked at with its neighbours. Where there are any, `DISTANT` lengths
+          are looked at, too: most changes last
     4     between two such lengths that are right, all are right: the operators of the region treat them alike, but for
           what passes one of the numbers
     5     where only the multiples of a number are right, and all of these that were looked at, all multiples are
@@ -34,7 +35,8 @@ from enum import Enum
 from fa_compiler.passes.linear.meetings import Numbers
 
 SMALL = (1, 2, 3, 5)
-MOST_PROBES = 160
+DISTANT = (101, 401, 1001)
+MOST_PROBES = 300
 BEYOND = 2
 METADATA = "fa_compiler.lengths"
 """The key under which an operator has the lengths, as JSON, in its metadata."""
@@ -116,7 +118,7 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
         if met.is_unclear:
             return None
         neighbours = {edge + step for edge in met.edges for step in (-1, 0, 1)}  # 3: of each number
-        wanted = _of_chunks(met.chunks, found) | neighbours
+        wanted = _of_chunks(met.chunks, found) | neighbours | {*(DISTANT if neighbours else ())}
     unknown = [edge for edge in met.edges if Verdict.UNKNOWN in (verdicts.get(edge + step) for step in (-1, 0, 1))]
     if not met.tables.isdisjoint(unknown):
         return None

@@ -8,11 +8,13 @@ a varying operand meets, by number:
     2  Slice: constant starts and ends along an axis that varies; the size of an axis, where starts or ends vary
     3  Gather and its kin: constant indices along an axis that varies; the sizes of the data, where the indices vary. An
        index beyond the end of an axis is an error
-    4  Trilu and EyeLike: a constant diagonal of a matrix that varies
+    4  Trilu and EyeLike: a constant diagonal of a matrix that varies, and its other size where only one varies
     5  Pad and Concat: what is put before or behind along an axis that varies, where its size does not
     6  Range and OneHot: the operands that do not vary
-    7  Loop: a constant number of iterations
+    7  Loop and Scan: a constant number of iterations. What such a loop counts does not vary: it is the same at all
+       points
     8  the sizes of what enters a region: the numbers in the minima and quotients of their formulas
+    9  Slice and Split: a step, and the number of parts, along an axis that varies
 
 The size of a table (2 and 3) is noted as such where its elements differ: a length that is not looked at may read
 elements that were not read before.
@@ -26,8 +28,9 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import TypeAlias
 
 import numpy as np
@@ -43,15 +46,22 @@ ROUGH = (
 )
 """Operators that may change with a float."""
 ELEMENTWISE = (*ROUGH, "Add", "Sub", "Mul", "Div", "Pow", "Where", "Sum")
-BENT = ("Sqrt", "Log")
+BENT = ("Sqrt", "Log", "Sin", "Cos", "Exp", "Pow")
+SUMMING = ("ReduceSum", "CumSum", "MatMul")
+"""Operators whose results grow with the square of a length, or faster, where their operands grow with it."""
 GATHERS = ("Gather", "GatherElements", "GatherND")
-OTHERS = ("Slice", "Trilu", "EyeLike", "Pad", "Concat", "Range", "OneHot", "Loop")
+LOOPS = ("Loop", "Scan")
+OTHERS = ("Slice", "Split", "Trilu", "EyeLike", "Pad", "Concat", "Range", "OneHot", *LOOPS)
+NARROW = 2
+"""Numbers of so many bytes or fewer are cut or rounded where a length is large."""
 SMALL = 64
 """Of tensors with more elements only the ends of runs are noted."""
 MOST_ENDS = 256
 """A table with the ends of more runs is too much to be looked at."""
 LEAST = 4
 """Smaller numbers are passed by the lengths that are looked at in any case."""
+MOST_TERMS = 3
+FEW = 5
 ENDLESS = 1 << 31
 """What is not smaller stands for the end of an axis."""
 
@@ -64,6 +74,7 @@ class Note:
     checksum: int
     is_exact: bool
     is_float: bool
+    is_narrow: bool = False
     numbers: tuple[float, ...] | None = field(default=None, compare=False)
     """All elements, where there are few of them; otherwise the ends of the runs. None where they are too many, or were
     not asked for."""
@@ -83,13 +94,14 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
         return Note(tensor.shape, 0, False, True)
     checksum = zlib.crc32(array.tobytes())
     is_float = array.dtype.kind not in "biu"
+    note = Note(tensor.shape, checksum, True, is_float, array.dtype.itemsize <= NARROW and array.dtype.kind != "b")
     if array.size <= SMALL:
         numbers = tuple(array.reshape(-1).tolist())
-        return Note(tensor.shape, checksum, True, is_float, numbers, len(set(numbers)) <= 1)
+        return replace(note, numbers=numbers, is_uniform=len(set(numbers)) <= 1)
     if not is_new:
-        return Note(tensor.shape, checksum, True, is_float)
+        return note
     ends = _ends_of_runs(array)
-    return Note(tensor.shape, checksum, True, is_float, ends, ends is not None and len(ends) == 1)
+    return replace(note, numbers=ends, is_uniform=ends is not None and len(ends) == 1)
 
 
 def _ends_of_runs(array: np.ndarray) -> tuple[float, ...] | None:
@@ -125,14 +137,17 @@ class Numbers:
 
     @property
     def edges(self) -> list[int]:
-        """The sizes at which the graph may begin to compute something else."""
-        found = self.compared | self.divisors
-        for number in self.compared:
-            found |= {number + other for other in self.added} | {abs(number - other) for other in self.added}
-            found |= {number * other for other in self.divisors} | {number // other for other in self.factors}
-            found |= {other // number for other in self.divisors}
+        """The sizes at which the graph may begin to compute something else: where two sums of multiples of a length and
+        of numbers meet, one of which may be 0."""
+        found = _sums(sorted(self.added | self.compared)) | self.divisors
+        slopes, signs = {1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
+        steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
+        pairs = [*product(self.compared, self.divisors)]
+        found |= {number * other for number, other in pairs} | {other // number for number, other in pairs}
+        found |= {number // step for number, step in product(found, steps)}
         if self.has_squares:
-            found |= {math.isqrt(number) for number in found}
+            found |= self.factors
+            found |= {round((times * number) ** (1 / root)) for number, root, times in product(found, (2, 3), (1, 2))}
         return sorted(number for number in found if LEAST <= number < ENDLESS)
 
     def add(self, op_type: str, number: float) -> None:
@@ -156,6 +171,15 @@ class Numbers:
             self.compared.add(whole)
 
 
+def _sums(numbers: Sequence[int]) -> set[int]:
+    """The sums and differences of up to three of these numbers; of many numbers, of up to two."""
+    found = [{0}] + [set[int]() for _ in range(MOST_TERMS if len(numbers) <= FEW else 2)]
+    for number in numbers:
+        for terms in range(len(found) - 1, 0, -1):
+            found[terms] |= {abs(each + sign * number) for each in found[terms - 1] for sign in (-1, 1)}
+    return set().union(*found)
+
+
 @dataclass
 class Meetings:
     """What the nodes of a region read at several points, and the sizes of what enters it."""
@@ -171,33 +195,32 @@ class Meetings:
 
     def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note what a node reads."""
-        if is_op(node, *ELEMENTWISE, *GATHERS, *BENT, *OTHERS):
+        if is_op(node, *ELEMENTWISE, *GATHERS, *BENT, *SUMMING, *OTHERS):
             is_new = node not in self.readers
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
 
-    def _met(self) -> list[_Met]:
-        """The rows of each node."""
-        nodes = dict.fromkeys(node for point in self.points for node in point)
-        return [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
-
     def numbers(self, names: Collection[str] = ()) -> Numbers:
         """The numbers that meet a size which varies: one of these names, where some are given. A batch does not meet
         the number of iterations of a Loop over the tokens."""
-        met = self._met()
-        counts_floats = any(each.is_rough for each in met)
-        found = Numbers(has_squares=any(each.is_square for each in met))
-        found.is_unclear = any(each.is_crowded(counts_floats) for each in met)
-        found.is_unclear |= counts_floats and any(each.is_bent for each in met)
-        for each in met:
-            found.tables.update(each.tables())
-            if names and is_op(each.node, "Loop"):
-                continue
-            for number in each.numbers(counts_floats):
-                found.add(each.node.op_type, number)
+        nodes = dict.fromkeys(node for point in self.points for node in point)
+        met = [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
+        found = _read([each for each in met if not (names and is_op(each.node, *LOOPS))])
         for size in self.sizes:
             _enter(size, found, names)
         return found
+
+
+def _read(met: Sequence[_Met]) -> Numbers:
+    """The numbers that were met in these nodes."""
+    counts_floats = any(each.is_rough for each in met)
+    counted = [each for each in met if counts_floats or not each.has_floats]
+    found = Numbers(has_squares=any(each.is_square for each in met))
+    found.is_unclear = any(each.is_crowded(counts_floats) for each in met)
+    found.is_unclear |= any(each.is_bent or each.is_narrow for each in counted)
+    for each in met:
+        each.enter(found, counts_floats)
+    return found
 
 
 def names_of(size: Dim) -> Iterator[str]:
@@ -235,16 +258,37 @@ class _Met:
             for index in range(self.width)
         )
 
+    def enter(self, found: Numbers, counts_floats: bool) -> None:
+        """Enter the numbers that what varies meets."""
+        for number in self.numbers(counts_floats):
+            found.add(self.node.op_type, number)
+        found.divisors.update(self._parts())
+        found.tables.update(self.tables())
+
     @property
     def is_bent(self) -> bool:
-        """Is it a root or a logarithm of what is known and varies?"""
-        return is_op(self.node, *BENT) and self._is_exact(True) and self.varies(0)
+        """Is it no polynomial of what is known and varies? Of a power it is the exponent."""
+        index = 1 if is_op(self.node, "Pow") else 0
+        return is_op(self.node, *BENT) and self._is_exact(True) and self.varies(index)
+
+    @property
+    def has_floats(self) -> bool:
+        """Is the first operand one of floats?"""
+        return self._all(0, lambda note: note.is_float)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Is an operand of few bits, whose numbers are others at other points, and are they no truth values?"""
+        notes = [note for index in range(self.width) for note in self._given(index) if note.is_narrow]
+        are_truths = all(note.numbers is not None and max(map(abs, note.numbers), default=0) <= 1 for note in notes)
+        return self._any_varies and not are_truths
 
     @property
     def is_square(self) -> bool:
-        """Do all factors vary, or the first operand of a power, and are they known?"""
-        count = 1 if is_op(self.node, "Pow") else self.width
-        return is_op(self.node, "Mul", "Pow") and self._is_exact(True) and all(map(self.varies, range(count)))
+        """Do all factors vary, or the first operand of a power or a sum, and are they known?"""
+        if not is_op(self.node, "Mul", "Pow", *SUMMING) or not self._is_exact(True):
+            return False
+        return all(map(self.varies, range(self.width if is_op(self.node, "Mul", "MatMul") else 1)))
 
     @property
     def width(self) -> int:
@@ -256,8 +300,11 @@ class _Met:
         return [row[index] if index < len(row) else None for point in self.points for row in point]
 
     def varies(self, index: int) -> bool:
-        """Is an operand not the same in all rows?"""
-        return len(set(self.notes(index))) > 1
+        """Is an operand not the same at all points?"""
+        return len({frozenset(row[index] if index < len(row) else None for row in point) for point in self.points}) > 1
+
+    def _given(self, index: int) -> list[Note]:
+        return [note for note in self.notes(index) if note is not None]
 
     @property
     def _any_varies(self) -> bool:
@@ -268,29 +315,21 @@ class _Met:
 
     def constant(self, index: int) -> tuple[float, ...]:
         """The numbers of an operand that does not vary; none where it does."""
-        told = self._told(index)
-        return () if told is None or self.varies(index) else told.numbers or ()
+        notes = {note: note.numbers or () for note in self._given(index) if note.numbers is not None}
+        return () if self.varies(index) else tuple(number for numbers in notes.values() for number in numbers)
 
     def _told(self, index: int) -> Note | None:
         """A note of an operand, one with its numbers if there is one."""
-        notes = [note for note in self.notes(index) if note is not None]
+        notes = self._given(index)
         return next((note for note in notes if note.numbers is not None), notes[0] if notes else None)
 
     def numbers(self, counts_floats: bool) -> Iterator[float]:
         """The numbers that what varies meets."""
-        node = self.node
-        own = _OWN_NUMBERS.get(node.op_type)
+        own = _NUMBERS.get(self.node.op_type)
         if own is not None:
-            yield from own(self)
-        elif (is_op(node, "Range", "OneHot") or self._is_exact(counts_floats)) and self._any_varies:
+            yield from own(self)  # 2 to 5, and 7
+        elif (is_op(self.node, "Range", "OneHot") or self._is_exact(counts_floats)) and self._any_varies:
             yield from (number for index in range(self.width) for number in self.constant(index))  # 1 and 6
-
-    def _of_loop(self) -> Iterator[float]:
-        yield from self.constant(0)  # 7
-
-    def _of_triangle(self) -> Iterator[float]:
-        if self._axis_varies(-1) or self._axis_varies(-2):  # 4
-            yield from self._diagonal()
 
     def is_crowded(self, counts_floats: bool) -> bool:
         """Does what varies meet a table of too many numbers, element by element?"""
@@ -307,9 +346,18 @@ class _Met:
         if not self.varies(0) and any(self.varies(index) for index in range(1, self.width)):
             yield from table.shape
 
-    def _diagonal(self) -> tuple[float, ...]:
-        """The diagonal of Trilu or EyeLike."""
-        return (int_attr(self.node, "k", 0),) if is_op(self.node, "EyeLike") else self.constant(1)
+    def _parts(self) -> Iterator[int]:
+        """The steps of a Slice and the parts of a Split along an axis that varies."""  # 9
+        if is_op(self.node, "Slice") and any(map(self._axis_varies, map(int, self._sliced_axes()))):
+            yield from (abs(int(step)) for step in self.constant(4) if abs(step) > 1)
+        if is_op(self.node, "Split") and self._axis_varies(int_attr(self.node, "axis", 0)):
+            yield len(self.node.outputs)
+
+    def _of_diagonal(self) -> Iterator[float]:
+        sizes = [self._sizes(axis) for axis in (-1, -2)]
+        if any(len(found) > 1 for found in sizes):
+            yield from (int_attr(self.node, "k", 0),) if is_op(self.node, "EyeLike") else self.constant(1)
+            yield from (size for found in sizes if len(found) == 1 for size in found)
 
     def _is_exact(self, counts_floats: bool) -> bool:
         """Are all operands known, and integers, or floats that count?"""
@@ -383,13 +431,11 @@ class _Met:
                 yield from (pads[place], pads[place + rank])
 
 
-_OWN_NUMBERS: Mapping[str, Callable[[_Met], Iterator[float]]] = {
-    "Loop": _Met._of_loop,
+_NUMBERS: Mapping[str, Callable[[_Met], Iterable[float]]] = {
+    **dict.fromkeys(LOOPS, lambda met: met.constant(0)),
+    **dict.fromkeys(GATHERS, _Met._of_gather),
+    **dict.fromkeys(("Trilu", "EyeLike"), _Met._of_diagonal),
     "Slice": _Met._of_slice,
-    "Trilu": _Met._of_triangle,
-    "EyeLike": _Met._of_triangle,
     "Pad": _Met._of_pad,
     "Concat": _Met._of_concat,
-    **dict.fromkeys(GATHERS, _Met._of_gather),
 }
-"""Operators whose operands mean different things."""

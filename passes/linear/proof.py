@@ -26,7 +26,7 @@ from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import SMALL, Lengths, Verdict, right_lengths
-from fa_compiler.passes.linear.meetings import Meetings, names_of
+from fa_compiler.passes.linear.meetings import LEAST, Meetings, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
@@ -302,7 +302,7 @@ class Prover:
         if match.is_open[letter] and names.isdisjoint({*group} - {name}):
             return True
         looks, own = _Looks(self, match), batch_of(POINTS) if letter == "b" else length
-        sizes = {*SMALL, own - 1, own, own + 1, 2 * own} - {0}
+        sizes = {*SMALL, LEAST, own - 1, own, own + 1, 2 * own} - {0}
         verdicts = {size: looks.verdict(length, POINTS, {name: size}) for size in sizes}
         if Verdict.OTHER in verdicts.values():
             return False

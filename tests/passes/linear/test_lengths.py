@@ -74,6 +74,26 @@ OTHERS = {
     "a power": "w = Constant<value_float=0.5>() d = Div(rc, h) x = Pow(w, d) y = Mul(o, x) ",
     "a row of all": "tt = Concat<axis=0>(t, one1) x = Expand(onef, tt) w = Flatten<axis=-1>(x) "
     "a = Slice(w, hs, end, zero1) n = Shape<start=0,end=1>(a) more = Cast<to=1>(n) " + GROWN,
+    "a difference as a truth value": "d = Sub(ts, h) c = Cast<to=9>(d) " + LATER,
+    "a difference that is cut at 0": "d = Sub(ts, h) e = Max(d, zero) more = Cast<to=1>(e) " + GROWN,
+    "a difference without its sign": "d = Sub(ts, h) e = Abs(d) x = Add(d, e) more = Cast<to=1>(x) " + GROWN,
+    "a chain of differences": "w = Constant<value_int=40>() e = Constant<value_int=20>() a = Sub(ts, h) b = Sub(a, w) "
+    "d = Sub(b, e) x = Max(d, zero) more = Cast<to=1>(x) " + GROWN,
+    "a start that becomes positive": "d = Sub(t, hs) a = Slice(r, d, end, zero1) b = ReduceSum(a, zero1) "
+    "x = ReduceSum(r, zero1) e = Sub(x, b) w = Add(e, zero1) more = Cast<to=1>(w) " + GROWN,
+    "two multiples of the length": "w = Constant<value_int=3>() a = Mul(ts, w) b = Add(ts, h) c = Less(a, b) " + LATER,
+    "a square and a multiple": "a = Mul(ts, h) b = Mul(ts, ts) c = Less(b, a) " + LATER,
+    "a sum of all places": "w = Constant<value_int=5000>() a = ReduceSum<keepdims=0>(r, zero1) c = Less(a, w) " + LATER,
+    "a power of 2 that is too large": "w = Constant<value_int=2>() x = Pow(w, ts) c = Greater(x, zero) " + LATER,
+    "an exponential that is infinite": "x = Exp(tf) w = Constant<value_float=3e38>() c = Less(x, w) " + LATER,
+    "a length in 8 bits": "w = Cast<to=3>(ts) x = Cast<to=7>(w) d = Sub(ts, x) more = Cast<to=1>(d) " + GROWN,
+    "two quotients": "w = Constant<value_int=8>() e = Constant<value_int=9>() a = Div(ts, w) b = Div(a, e) "
+    "c = Less(b, one) " + LATER,
+    "a matrix of 100 columns": "tt = Concat<axis=0>(t, hs) x = Expand(onef, tt) b = EyeLike<dtype=1>(x) "
+    "w = ReduceSum(b, one1) more = Sub(onef, w) " + GROWN,
+    "what a scan counts": "w = Constant<value_ints=[50]>() x = ConstantOfShape<value=int64[1]{1}>(w) "
+    "n = Scan<num_scan_inputs=1, body = counted (int64 b, int64 x0) => (int64 b2) { e = Less(b, ts) g = Cast<to=7>(e) "
+    "b2 = Add(b, g) }>(zero, x) d = Sub(ts, n) more = Cast<to=1>(d) " + GROWN,
 }
 TABLES = {"table500": (500, 300), "table30000": (30_000, 25_000)}
 """Tables of 0, and 1 from a row on."""
