@@ -243,6 +243,8 @@ class Evaluation:
 
     def _scan(self, node: ir.Node) -> list[Sequenced]:
         (body,) = subgraphs(node)
+        if len(node.inputs) != len(body.inputs):
+            raise FailedError("a Scan of opset 8, which has lengths, and a batch in front of the tokens")
         count = int_attr(node, "num_scan_inputs", 0)
         inputs = [self._get(value) for value in node.inputs if value is not None]
         states, scanned = inputs[:-count], [_single(each) for each in inputs[-count:]]

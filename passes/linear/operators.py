@@ -273,8 +273,8 @@ def _pad(call: Call) -> list[Tensor]:
     before, after = [0] * rank, [0] * rank
     for place, axis in enumerate(axes):
         before[axis], after[axis] = pads[place], pads[place + len(axes)]
-    filler = call[2] if call.has(2) else None
-    if filler is not None and (filler.exact is None or filler.exact.reshape(-1)[0] != 0):
+    filler = call[2].exact if call.has(2) else np.array(call.attr("value", 0.0))  # opset 10 has an attribute
+    if filler is None or filler.reshape(-1)[0] != 0:
         raise UnknownError("Pad with another number than 0")
     widths = [(max(0, b), max(0, a)) for b, a in zip(before, after, strict=True)]
     sizes = [s + b + a for s, b, a in zip(call[0].shape, before, after, strict=True)]
