@@ -36,6 +36,7 @@ from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region
+from fa_compiler.passes.values.bounds import Bounds
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 PLAIN = frozenset(
@@ -101,7 +102,18 @@ def _carried(match: LinearMatch, members: Sequence[_Member]) -> Iterator[tuple[i
     """The match of the first of some equal regions, for each of them."""
     for member in members:
         pairs = zip(members[0].form.values, member.form.values, strict=True)
-        yield member.place, _replaced(match, dict(pairs), member.prover.region)
+        own = _replaced(match, dict(pairs), member.prover.region)
+        if _has_logarithm(own, member.prover.info):
+            yield member.place, own
+
+
+def _has_logarithm(match: LinearMatch, info: ShapeInfo) -> bool:
+    """Is a decay that is given as a power never negative? That may depend on what stands in front of the region."""
+    decay = match.found.decay
+    if decay is None or decay.logarithmic:
+        return True
+    interval = Bounds(info).unless_nan(decay.value)
+    return interval is not None and interval[0] >= 0
 
 
 def _replaced(item: Any, others: Mapping[ir.Value, ir.Value], region: Region) -> Any:

@@ -17,7 +17,7 @@ from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import regions
 from fa_compiler.passes.values.shapes import analyse
 from tests.passes.linear.test_graphs import NEAR, TOLERANCE, feeds_of, load
-from tests.passes.running import assert_same, fused, run
+from tests.passes.running import assert_same, fused, parse, random_feeds, run
 from tests.passes.test_linear import calls
 
 STEP, CHUNKS, CONSTANT = (
@@ -222,3 +222,34 @@ def test_a_layer_more_costs_the_same() -> None:
     counts = [calls(ir.from_proto(beside(*(load(STEP) for _ in range(layers))))) for layers in (3, 3, 13, 23)]
     _, few, some, many = counts  # the first run fills caches
     assert many - some == pytest.approx(some - few, rel=0.025)
+
+
+def two_tokens(name: str) -> str:
+    """Two tokens with one decay for each head, `d`, as a power."""
+    body, state = "", f"s0{name}"
+    for place in range(2):
+        at = f"{name}{place}"
+        body += f"i{at} = Constant<value_ints=[{place}]>() "
+        body += "".join(f"{each}{at} = Gather<axis=2>({each}{name}, i{at}) " for each in "qkvd")
+        body += (
+            f"c{at} = Transpose<perm=[0,1,3,2]>(k{at}) u{at} = MatMul(c{at}, v{at}) m{at} = Mul({state}, d{at}) "
+            f"s{at} = Add(m{at}, u{at}) o{at} = MatMul(q{at}, s{at}) "
+        )
+        state = f"s{at}"
+    return body + f"y{name} = Concat<axis=2>(o{name}0, o{name}1) s{name} = Identity({state}) "
+
+
+@pytest.mark.parametrize("second", ["uint8", "int8"])
+def test_a_power_that_may_be_negative_has_no_logarithm(second: str) -> None:
+    """The regions are equal. What stands in front of them tells which numbers are negative."""
+    shapes = {"q": "float[2,3,2,4]", "k": "float[2,3,2,4]", "v": "float[2,3,2,6]", "s0": "float[2,3,4,6]"}
+    given = [f"{shape} {each}{name}" for name in "ab" for each, shape in shapes.items()]
+    body = "c = Constant<value_float=0.1>() "
+    body += "".join(f"d{name} = DequantizeLinear(x{name}, c) {two_tokens(name)}" for name in "ab")
+    inputs = ", ".join([*given, "uint8[2,3,2,1] xa", f"{second}[2,3,2,1] xb"])
+    model = parse(body, inputs=inputs, outputs=", ".join(f"float[2,3,2,6] y{n}, float[2,3,4,6] s{n}" for n in "ab"))
+    result, report = fused(model)
+    assert report.count("fused") == (2 if second == "uint8" else 1)
+    feeds = random_feeds(model, xa=np.full((2, 3, 2, 1), 7, np.uint8), xb=np.full((2, 3, 2, 1), -7).astype(second))
+    for got, wanted in zip(run(result, feeds), run(model, feeds), strict=True):
+        assert_same(got, wanted, TOLERANCE)
