@@ -17,13 +17,14 @@ STEP = (
 SHAPES = {"q": [1, 4], "k": [4, 1], "v": [1, 6]}
 
 
-@pytest.mark.parametrize(("filler", "count"), [("0.0", 1), ("1.0", 0)])
-def test_a_pad_has_its_number_as_an_attribute(filler: str, count: int) -> None:
+@pytest.mark.parametrize("filler", ["0.0", "1.0"])
+def test_a_pad_has_its_number_as_an_attribute(filler: str) -> None:
+    """With another number than 0 the two keys differ."""
     inputs = "float[2,3,4] q, float[2,3,3] k, float[2,3,6] v, float[2,3,4,6] s0"
     body = STEP.replace("FILLER", filler)
     proto = parse(body, inputs=inputs, outputs="float[2,3,6] y, float[2,3,4,6] s1", opset=10)
     result, report = fused(proto)
-    assert report.count("fused") == count
+    assert report.count("fused")
     feeds = feeds_of(proto, {})
     for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
         assert_same(got, wanted, 1e-5)
