@@ -1,5 +1,5 @@
-"""Graphs that are a linear attention modulo a prime, and something else in the types of a run: they are not fused as such. Beside
-them, fused ones of several types, whose results keep their bits."""
+"""Graphs that are a linear attention modulo a prime, and something else in the types of a run: they are not fused as
+one. Beside them, fused ones of several types, whose results keep their bits."""
 
 from __future__ import annotations
 
