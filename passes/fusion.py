@@ -29,6 +29,7 @@ from fa_compiler.passes.answer.report import (
 )
 from fa_compiler.passes.around import fuse_around, fuse_positions
 from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
+from fa_compiler.passes.attention_ops.prompt_positions import note_on_positions, unread_positions
 from fa_compiler.passes.backward import PairDecline, fuse_pair
 from fa_compiler.passes.convolution.fuse import fuse_convolutions
 from fa_compiler.passes.emit.build import Builder, Names
@@ -39,6 +40,7 @@ from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions, s
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
 from fa_compiler.passes.linear.regions import LOOPS
+from fa_compiler.passes.masks.lookups import doubtful_lookups
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.linear_attention import linear_attentions
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -105,6 +107,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         refusal,
         prepared.made,
     )
+    run.notes.extend(_doubts(model.graph, run.facts))
     turned = list(chain.from_iterable(map(run.turn_positions, graphs)))
     blocks = run.fuse_graphs(graphs)
     if options.target != "ascend":
@@ -140,6 +143,14 @@ def _with_raised_opset(model: ir.Model, options: Options) -> tuple[Options, Decl
     wanted = options.opset or ATTENTION_SINCE
     refusal = attempt(lambda: raise_opset(model, wanted))
     return replace(options, opset=min(max(graph_opset(model.graph), ATTENTION_SINCE), NEWEST_OPSET)), refusal
+
+
+def _doubts(graph: ir.Graph, facts: Facts) -> Iterator[str]:
+    """Where the file is not what the model it was exported from means: a note for each kind."""
+    if lookups := doubtful_lookups(graph, facts):
+        yield lookups[0].note
+    if nodes := unread_positions(graph, facts):
+        yield note_on_positions(nodes)
 
 
 def _is_there(graph: ir.Graph, owners: Mapping[ir.Graph, ir.Node]) -> bool:
