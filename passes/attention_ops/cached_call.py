@@ -22,6 +22,8 @@ from fa_compiler.passes.ir.signatures import CONTRIB, SIGNATURES, unknown_part
 
 FLOAT = ir.DataType.FLOAT
 SEPARATE, LATENT = "SEPARATE", "LATENT"
+SINCE = 13
+"""The first opset that has the operators, among them Cast and ScatterND of bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,11 @@ class CachedCall(DirectConversion):
         return size
 
     def check_common(self) -> None:
-        """Decline other targets, parts that are not known, and numbers that mean nothing."""
+        """Decline other targets, old opsets, parts that are not known, and numbers that mean nothing."""
         if self.facts.options.target != "ort":
             raise self.decline("its caches are written in place, which the target has no operator for")
+        if self.builder.opset < SINCE:
+            raise self.decline(f"its operands cannot be computed in opset {self.builder.opset}")
         if (unknown := unknown_part(self.node)) is not None:
             raise self.decline(f"it has {unknown}, and what it means is not known here")
         scale = self.node.attributes.get("scale")

@@ -30,6 +30,7 @@ from fa_compiler.passes.attention_ops.cached_call import CachedCall, Sizes
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct
 from fa_compiler.passes.attention_ops.key_masks import DimRef
+from fa_compiler.passes.attention_ops.pages import refused_below_zero
 from fa_compiler.passes.attention_ops.selected import selected_entries
 from fa_compiler.passes.emit.build import INT64, Builder
 from fa_compiler.passes.ir.nodes import int_attr, text_attr
@@ -138,8 +139,8 @@ class _Conversion(CachedCall):
 
     @cached_property
     def _before(self) -> ir.Value:
-        """The number of earlier keys of each batch entry, int64 [B]."""
-        return self.builder.op("Sub", [self._totals, self._rows], INT64)
+        """The number of earlier keys of each batch entry, int64 [B]. Where it is below 0, the run ends in an error."""
+        return refused_below_zero(self.builder, self.builder.op("Sub", [self._totals, self._rows], INT64))
 
     @cached_property
     def _positions(self) -> ir.Value:

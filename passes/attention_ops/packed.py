@@ -28,6 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct, DirectConversion
+from fa_compiler.passes.attention_ops.key_masks import RANGE_SINCE
 from fa_compiler.passes.attention_ops.multi_head import part_of
 from fa_compiler.passes.emit.build import INT64, Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr
@@ -61,6 +62,8 @@ class _Conversion(DirectConversion):
         node = self.node
         if self.facts.options.target != "ort":
             raise self.decline("its sequences lie end to end, and where each begins is data")
+        if self.builder.opset < RANGE_SINCE:
+            raise self.decline(f"its sequences cannot be computed in opset {self.builder.opset}")
         if (unknown := unknown_part(node)) is not None:
             raise self.decline(f"it has {unknown}, and what it means is not known here")
         is_projected = node.op_type == "PackedAttention"

@@ -2,7 +2,9 @@
 
 A block table [B, blocks of a sequence] names the block of each position: position p of sequence b is in block
 table[b, p // size], at p % size. A number below 0 stands for no page. A run that reads or writes there ends in an error
-of GatherND, Gather or ScatterND, because the number becomes one that no cache has.
+of GatherND, Gather or ScatterND, because the number becomes one that no cache has. So does a run in which a sequence
+with tokens has a number of earlier keys below 0: ONNX's indices count from the end there, so that its keys would be
+written into the pages of others.
 
 What is computed has one number for each token or key, and none for each pair of them.
 """
@@ -21,6 +23,13 @@ ADDING_SINCE = 16
 """The first opset whose ScatterElements adds, by which the rows of each sequence are counted."""
 LARGEST = int(np.iinfo(np.int64).max)
 NO_PAGE = int(np.iinfo(np.int32).max)
+NO_POSITION = int(np.iinfo(np.int32).min)
+
+
+def refused_below_zero(builder: Builder, positions: ir.Value) -> ir.Value:
+    """First positions, int64 [B], of which one below 0 becomes one that no index and no number of keys can have."""
+    is_malformed = builder.op("Less", [positions, builder.ints([0])], ir.DataType.BOOL)
+    return builder.op("Where", [is_malformed, builder.ints([NO_POSITION]), positions], INT64)
 
 
 @dataclass(frozen=True)
@@ -67,7 +76,7 @@ class Sequences:
         wide, bounds = builder.cast(limits, INT64), builder.ints
         begins = builder.op("Slice", [wide, bounds([0]), bounds([-1]), bounds([0])], INT64)
         ends = builder.op("Slice", [wide, bounds([1]), bounds([LARGEST]), bounds([0])], INT64)
-        return Sequences(builder, begins, ends, builder.cast(past, INT64))
+        return Sequences(builder, begins, ends, refused_below_zero(builder, builder.cast(past, INT64)))
 
     @property
     def is_single(self) -> ir.Value:

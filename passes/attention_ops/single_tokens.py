@@ -20,7 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry.ops.incre_flash_attention import MAX_BLOCK, MAX_D, MAX_GROUP, MAX_N, MAX_PAGE_WIDTH
-from fa_compiler.passes.attention_ops.pages import Pages, Sequences
+from fa_compiler.passes.attention_ops.pages import NO_PAGE, Pages, Sequences
 from fa_compiler.passes.emit.build import INT64, Builder
 
 OP = "IncreFlashAttention"
@@ -80,7 +80,10 @@ class SingleTokens:
         ahead = builder.op("Add", [builder.units("Unsqueeze", skipped, (1,)), builder.range(count)], INT64)
         last = builder.op("Sub", [most, builder.ints([1])], INT64)
         columns = builder.op("Min", [ahead, last], INT64)
-        table = builder.op("GatherElements", [self.table, columns], ir.DataType.INT32, {"axis": 1})
+        pages = builder.op("GatherElements", [self.table, columns], ir.DataType.INT32, {"axis": 1})
+        is_behind = builder.op("Greater", [ahead, last], ir.DataType.BOOL)
+        absent = builder.constant(np.array(NO_PAGE, np.int32), "number")
+        table = builder.op("Where", [is_behind, absent, pages], ir.DataType.INT32)
         begin = builder.units("Unsqueeze", builder.op("Sub", [first, before], INT64), (1,))
         places = builder.range(builder.op("Mul", [count, block_size], INT64))
         excluded = builder.op("Less", [places, begin], ir.DataType.BOOL)

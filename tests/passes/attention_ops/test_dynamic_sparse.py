@@ -13,7 +13,7 @@ import pytest
 from onnx import helper
 
 from fa_compiler.passes.answer.options import Target
-from tests.passes.running import LEVELS, Array, assert_same, bound_run, fused, run
+from tests.passes.running import LEVELS, Array, assert_same, bound_run, fused, refused, run
 
 pytestmark = pytest.mark.usefixtures("declines_change_nothing")
 
@@ -186,6 +186,15 @@ def test_selected_keys(case: Case) -> None:
         assert_same(got, numbers.astype(got.dtype), TOLERANCE[case.dtype])
 
 
+def test_fewer_keys_than_tokens() -> None:
+    """A run in which the first tokens have no place in the cache ends in an error, and does not write its end."""
+    case = Case(rows=3)
+    feeds = case.feeds()
+    feeds["seqlens_k"][1] = 1
+    with refused("invalid indice"):
+        run(fused(case.model(feeds))[0], feeds)
+
+
 def test_without_presents() -> None:
     case = Case()
     feeds = case.feeds()
@@ -224,6 +233,7 @@ def test_inputs_that_are_declined() -> None:
         "several key heads": case.model({**feeds, "head_sink": np.zeros(4, np.float32)}),
         "one of its norms": case.model({**feeds, "q_norm_weight": np.zeros(16, np.float32)}),
         "validation_status": case.model(feeds, outputs=(*OUTPUTS, "validation_status")),
+        "opset 12": case.model(feeds, opset=12),
     }
     for words, model in models.items():
         assert words in (fused(model)[1].blocks[0].reason or ""), fused(model)[1].blocks[0].reason

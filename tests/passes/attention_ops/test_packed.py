@@ -173,3 +173,9 @@ def test_what_is_declined(more: dict[str, Array], target: Any, words: str) -> No
     (block,) = report.blocks
     assert (block.status, block.code) == ("declined", "ready_made")
     assert words in (block.reason or "")
+
+
+def test_an_old_opset() -> None:
+    model = model_of("PackedMultiHeadAttention", drawn(), NAMES, {})
+    model.opset_import[0].version = 10
+    assert "in opset 10" in (fused(model)[1].blocks[0].reason or "")

@@ -509,6 +509,30 @@ def test_pages_that_are_not_there(change: dict[str, int], words: str) -> None:
         run(result, feeds, ORIGINAL_OFF)
 
 
+@pytest.mark.parametrize("new", [(1, 1), (3, 3)], ids=["single", "several"])
+@pytest.mark.parametrize("slots", [False, True])
+@pytest.mark.parametrize("window", [-1, 1, 5, 17])
+@pytest.mark.parametrize("past", [-1, -9, 64, 200])
+def test_earlier_keys_that_no_table_has(new: tuple[int, ...], slots: bool, window: int, past: int) -> None:
+    """A run in which the first key of a token would lie before or behind the pages of its sequence ends in an error,
+    and writes nothing into the pages of others."""
+    case = Case(dtype="float32", new=new, past=(20, 20), slots=slots, attrs={"local_window_size": window})
+    feeds = case.feeds()
+    result, _ = fused(case.model(feeds))
+    feeds["past_seqlens"][1] = past
+    feeds["block_table"] = np.maximum(feeds["block_table"], 0)
+    with refused("invalid ind|IFA|must be >= 0"):
+        run(result, feeds)
+
+
+def test_a_sequence_without_tokens_may_have_any_number_of_keys() -> None:
+    case = Case(dtype="float32", new=(2, 0, 1), past=(20, 0, 3))
+    feeds = case.feeds()
+    feeds["past_seqlens"][1] = -1
+    wanted = of_schema(case, feeds)["output"].astype(np.float32)
+    assert_same(run(fused(case.model(feeds))[0], feeds)[0], wanted, TOLERANCE["float32"])
+
+
 def other_cache(feeds: dict[str, Array], dtype: Any) -> dict[str, Array]:
     """The feeds with caches of another type, without a number."""
     return {**feeds, **{name: np.zeros_like(feeds[name], dtype) for name in INPUTS[3:5]}}
