@@ -85,7 +85,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
     """
     started = time.perf_counter()
     options = options or Options()
-    dropped = inline_functions(model)
+    dropped = inline_functions(model, options.target == "ort")
     given = graph_opset(model.graph)
     options, refusal = _with_raised_opset(model, options)
     graphs = remember_versions(model)

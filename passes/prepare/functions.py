@@ -1,7 +1,8 @@
 """Model-local functions are inlined, so that the attention in them is found and each call has a block of its own.
 
 Attention may be spread over functions: one computes the scores, another the softmax. So every function that can be
-inlined is inlined; only a model without any softmax keeps its functions. A function cannot be inlined if it is written
+inlined is inlined; only a model without any softmax keeps its functions, and without any operator that is written out
+(written_out.py). A function cannot be inlined if it is written
 for another opset version than the model, or if it takes a graph as attribute. The report then has one declined block
 for each softmax and call.
 
@@ -25,6 +26,7 @@ from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.ir.nodes import all_nodes, is_op, nodes_of_type, operand_at
 from fa_compiler.passes.ir.surgery import sweep
+from fa_compiler.passes.prepare.written_out import is_written_out
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 Calls = Mapping[ir.OperatorIdentifier, tuple[str, ...]]
@@ -50,12 +52,14 @@ def drop_shadowed(model: ir.Model) -> list[str]:
     return [f"the function {domain or 'ai.onnx'}.{name} is left out: {reason}" for domain, name in sorted(names)]
 
 
-def inline_functions(model: ir.Model) -> list[str]:
-    """Inline what can be inlined in a model that holds a softmax or an attention operator. The result says which
-    functions were dropped instead (`drop_shadowed`)."""
+def inline_functions(model: ir.Model, writes_out: bool) -> list[str]:
+    """Inline what can be inlined in a model that holds a softmax or an attention operator; with `writes_out` one that
+    holds an operator which is written out, too. The result says which functions were dropped instead
+    (`drop_shadowed`)."""
     if not model.functions:
         return []
-    if not may_hold_attention(_nodes(model)):
+    nodes = _nodes(model)
+    if not may_hold_attention(nodes) and not (writes_out and any(map(is_written_out, nodes))):
         return []
     dropped, nodes = drop_shadowed(model), _nodes(model)
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}

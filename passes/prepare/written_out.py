@@ -16,9 +16,10 @@ prefill_numerics and use_fp32_arithmetic choose further roundings to bfloat16, w
 
 x * sigmoid(x) is written as x / (1 + exp(-x)): ONNX Runtime's Sigmoid is 0 below -18, and 2e-4 off at -10.
 
-This is done for the target ort, after everything else, because a Swish may belong to what is fused. What has parts that
-are not known, or types and sizes that are not, stays as it is, and the report says why. So do the indexers of selected
-keys.
+This is done for the target ort, after everything else, because a Swish may belong to what is fused. Functions are
+inlined before, because types are known only where they are called. What has parts that are not known, or types and
+sizes that are not, stays as it is, and the report says why. So do nodes of an opset below 13, and the indexers of
+selected keys.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 FLOAT, DOUBLE, BFLOAT16 = ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.BFLOAT16
 Results = Sequence[ir.Value | None]
+SINCE = 13
+"""The first opset that has the operators, among them Cast and Split of bfloat16."""
 
 
 def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tuple[list[str], list[str]]:
@@ -50,7 +53,7 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
     for graph in graphs:
         builder, changed = Builder(graph, names, info), False
         for node in list(graph):
-            key = "" if node.domain == "ai.onnx" else node.domain, node.op_type
+            key = _key(node)
             if (reason := STAYING.get(key)) is not None:
                 left.append(_stays(node, reason))
             writing = WRITINGS.get(key)
@@ -73,6 +76,15 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
     return [_sentence(op_type, nodes) for op_type, nodes in written.items()], left
 
 
+def is_written_out(node: ir.Node) -> bool:
+    """Is this an operator that is written out for the target ort, unless it has something that is not known?"""
+    return _key(node) in WRITINGS
+
+
+def _key(node: ir.Node) -> tuple[str, str]:
+    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
+
+
 def _stays(node: ir.Node, reason: str) -> str:
     return f"{label(node)}: {node.op_type} stays, which ONNX Runtime has no CPU kernel for: {reason}"
 
@@ -86,6 +98,8 @@ def _results(node: ir.Node, writing: Writing, builder: Builder) -> Results:
     """What takes the places of the node's outputs. Raises Decline."""
     if (unknown := unknown_part(node)) is not None:
         raise _refused(node, f"it has {unknown}, and what it means is not known here")
+    if builder.opset < SINCE:
+        raise _refused(node, f"it cannot be written out in opset {builder.opset}")
     return writing(_Call(node, builder))
 
 

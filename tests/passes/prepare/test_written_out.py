@@ -11,8 +11,9 @@ import onnx_ir as ir
 import pytest
 from onnx import helper
 
+from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.values.shapes import analyse
-from tests.passes.running import LEVELS, Array, assert_same, fused, run
+from tests.passes.running import LEVELS, Array, assert_same, fused, parse, run
 
 CONTRIB, FLOAT = "com.microsoft", ir.DataType.FLOAT
 TOLERANCE = {"float64": 1e-12, "float32": 1e-6, "float16": 1e-3, "bfloat16": 8e-3}
@@ -205,6 +206,35 @@ def test_what_stays(op_type: str, change: dict[str, Array], attrs: dict[str, Any
     assert not report.is_changed
     (note,) = report.notes
     assert words in note
+
+
+def test_an_old_opset() -> None:
+    """The plain operators take all types from opset 13 on."""
+    feeds = {"gate": np.zeros((2, 4), np.float32)}
+    for opset, count in ((13, 1), (12, 0), (9, 0)):
+        _, report = fused(model_of("SwiGLU", feeds, {}, {"y": ("float32", 2)}, opset=opset, limit=1.0))
+        assert len(report.written_out) == count
+        assert count or "in opset" in report.notes[0]
+
+
+@pytest.mark.parametrize("target", ["ort", "onnx"])
+def test_in_a_function(target: Target) -> None:
+    """Each call is written out. A model in which nothing is keeps its functions."""
+    model = parse(
+        "h = f.gated(gate, up) y = f.gated(h, up)",
+        inputs="float[B,8] gate, float[B,8] up",
+        outputs="float[B,8] y",
+        opset=23,
+        functions='<opset_import: ["": 23, "com.microsoft": 1], domain: "f"> gated (a, b) => (c) '
+        "{ c = com.microsoft.SwiGLU(a, b) }",
+    )
+    result, report = fused(model, target)
+    assert len(report.written_out) == (target == "ort")
+    assert len(result.functions) == (target != "ort")
+    if target == "ort":
+        gate, up = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+        wanted = of_swiglu(of_swiglu(gate, up, {}, "float32"), up, {}, "float32")
+        assert_same(run(result, {"gate": gate, "up": up})[0], wanted, TOLERANCE["float32"])
 
 
 def test_other_targets_keep_them() -> None:
