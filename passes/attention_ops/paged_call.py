@@ -9,8 +9,8 @@
 A ScatterND writes the caches; it copies a cache only if input and output are bound to different memory.
 attention_metadata is a hint to the runtime and changes no result. The operands are those of cached_call.py.
 
-Refused: caches that no output hands on, because an input would have to change; caches of other types; sizes that are
-not known before the model runs; an opset below 16.
+Refused: caches that no output hands on, or one that nothing reads, because an input would have to change; caches of
+other types; sizes that are not known before the model runs; an opset below 16.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PagedCall(CachedCall):
                 f"its kv_cache_layout is {self.layout!r}": self.layout not in (SEPARATE, LATENT),
                 f"its local_window_size is {self.window}": self.window < -1 or self.window == 0,
                 "its caches are written in place, and no output hands them on": not all(
-                    output.name for output in handed_on
+                    output.uses() or output.is_graph_output() for output in handed_on
                 )
                 or len(handed_on) < (1 if self.is_latent else 2),
                 f"opset {self.builder.opset} has no ScatterElements that adds": self.builder.opset < ADDING_SINCE,

@@ -575,7 +575,9 @@ def test_inputs_that_are_declined() -> None:
         "not 4 heads of 16": case.model({**feeds, "query": feeds["query"][:, :-1]}),
         "not 8 heads of 16": case.model({name: each for name, each in feeds.items() if name not in ("key", "value")}),
     }
-    for words, model in models.items():
+    unread = case.model(feeds)
+    del unread.graph.output[1:]
+    for words, model in (*models.items(), ("no output hands them on", unread)):
         _, report = fused(model)
         assert words in (report.blocks[0].reason or ""), report.blocks[0].reason
 
