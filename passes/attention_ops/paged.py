@@ -25,7 +25,7 @@ from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.op_registry.geometry import UNLIMITED
 from fa_compiler.passes.attention_ops import single_tokens
 from fa_compiler.passes.attention_ops.direct import Attributes, Direct
-from fa_compiler.passes.attention_ops.paged_call import INT8, PagedCall, Prepared
+from fa_compiler.passes.attention_ops.paged_call import CACHES, INT8, PagedCall, Prepared
 from fa_compiler.passes.attention_ops.pages import Rows
 from fa_compiler.passes.attention_ops.single_tokens import SingleTokens, takes_pages
 from fa_compiler.passes.emit.build import Builder
@@ -87,10 +87,10 @@ class _Conversion(PagedCall):
 
     def _single_tokens(self) -> SingleTokens | None:
         """The sequences of one token; None where IncreFlashAttention does not take them."""
-        cache, sizes = self.required("key_cache"), self.sizes
+        sizes, caches = self.sizes, filter(None, map(self.input, CACHES))
         if not takes_pages(sizes.heads, sizes.kv_heads, sizes.size, self._block_size):
             return None
-        if self.input("head_sink") is not None or self.is_latent or self.dtype(cache) == INT8:
+        if self.input("head_sink") is not None or self.is_latent or INT8 in map(self.dtype, caches):
             return None
         return SingleTokens.of(self.sequences, self.pages, self.window)
 

@@ -328,6 +328,25 @@ def test_latent(width: int) -> None:
     check(Case(kv_heads=1, int8="PER_CHANNEL", attrs=attrs))
 
 
+@pytest.mark.parametrize(("name", "other", "place"), [("key", "value", 1), ("value", "key", 2)])
+def test_one_cache_of_int8(name: str, other: str, place: int) -> None:
+    """The other cache is of the type of query."""
+    case = Case(int8="PER_TENSOR")
+    feeds, plain = case.feeds(), Case().feeds()
+    del feeds[f"{other[0]}_scale"]
+    feeds[f"{other}_cache"] = plain[f"{other}_cache"]
+    model = case.model(feeds)
+    (attr,) = (each for each in model.graph.node[0].attribute if each.name == f"{other[0]}_quant_type")
+    model.graph.node[0].attribute.remove(attr)
+    result, report = fused(model)
+    assert report.blocks[0].status == "fused", report.blocks[0].reason
+    out, *caches = run(result, feeds)
+    # The reading of two plain caches, of which this one holds the numbers that the new cache of int8 stands for.
+    read = {**feeds, f"{name}_cache": (caches[place - 1] * feeds[f"{name[0]}_scale"]).astype(np.float16)}
+    read[name] = read[f"{name}_cache"].reshape(-1, 32)[slots_of(case, feeds["block_table"])]
+    assert_same(out, of_schema(Case(), read)["output"], TOLERANCE["float16"])
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_random_lengths(seed: int) -> None:
     rng = np.random.default_rng(seed)
