@@ -56,7 +56,7 @@ from fa_compiler.passes.prepare.preparation import prepare
 from fa_compiler.passes.prepare.quantised_softmax import take_apart
 from fa_compiler.passes.prepare.shared import Sharer, Sharing
 from fa_compiler.passes.prepare.substitutions import Substitutions
-from fa_compiler.passes.prepare.written_out import write_out
+from fa_compiler.passes.prepare.written_out import left_in_functions, write_out
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.rewriter import Fused, Rewriter
 from fa_compiler.passes.sparse import fuse_gathered_keys, fuse_masked_selection
@@ -218,7 +218,7 @@ class _Run:
         if self.facts.options.target != "ort" or self.opset > NEWEST_OPSET:
             return []
         written, left = write_out(remember_versions(model), self.facts.info, self.names)
-        self.notes.extend((*written, *left))
+        self.notes.extend((*written, *left, *left_in_functions(model.functions.values())))
         return written
 
     def turn_positions(self, graph: ir.Graph) -> list[Around]:

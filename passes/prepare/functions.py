@@ -58,8 +58,7 @@ def inline_functions(model: ir.Model, writes_out: bool) -> list[str]:
     (`drop_shadowed`)."""
     if not model.functions:
         return []
-    nodes = _nodes(model)
-    if not may_hold_attention(nodes) and not (writes_out and any(map(is_written_out, nodes))):
+    if not _has_reason(_nodes(model), writes_out):
         return []
     dropped, nodes = drop_shadowed(model), _nodes(model)
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
@@ -78,6 +77,11 @@ def inline_functions(model: ir.Model, writes_out: bool) -> list[str]:
             node.resize_outputs(len(called.outputs))
     _Inliner(criteria=lambda function: function.identifier() in fitting)(model)
     return dropped
+
+
+def _has_reason(nodes: Sequence[ir.Node], writes_out: bool) -> bool:
+    """Is there something for which functions are inlined?"""
+    return may_hold_attention(nodes) or (writes_out and any(map(is_written_out, nodes)))
 
 
 class _Inliner(InlinePass):

@@ -34,7 +34,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import INT64, Builder, Names
-from fa_compiler.passes.ir.nodes import FLOATS, float_attr, input_of, int_attr
+from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, float_attr, input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -74,6 +74,16 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
         if changed:
             restore_order(graph)
     return [_sentence(op_type, nodes) for op_type, nodes in written.items()], left
+
+
+def left_in_functions(functions: Iterable[ir.Function]) -> list[str]:
+    """A sentence for each node that stays in one of these functions, which were not inlined."""
+    return [
+        _stays(node, f"the function {function.name!r} cannot be inlined")
+        for function in functions
+        for node in all_nodes(function)
+        if is_written_out(node)
+    ]
 
 
 def is_written_out(node: ir.Node) -> bool:

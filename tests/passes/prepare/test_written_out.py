@@ -237,6 +237,21 @@ def test_in_a_function(target: Target) -> None:
         assert_same(run(result, {"gate": gate, "up": up})[0], wanted, TOLERANCE["float32"])
 
 
+def test_in_a_function_of_another_opset() -> None:
+    """It cannot be inlined, and types are not known in it."""
+    model = parse(
+        "y = f.gated(gate)",
+        inputs="float[B,8] gate",
+        outputs="float[B,4] y",
+        opset=23,
+        functions='<opset_import: ["": 21, "com.microsoft": 1], domain: "f"> gated (a) => (c) '
+        "{ c = com.microsoft.SwiGLU(a) }",
+    )
+    _, report = fused(model)
+    assert not report.is_changed
+    assert "the function 'gated' cannot be inlined" in report.notes[0]
+
+
 def test_other_targets_keep_them() -> None:
     feeds = {"gate": np.zeros((2, 4), np.float32)}
     model = model_of("SwiGLU", feeds, {}, {"y": ("float32", 2)}, opset=23)
