@@ -151,7 +151,7 @@ def _read(path: Path) -> _Read:
         if len(content) > PROTO_LIMIT:
             raise _too_large(path, "more than 2 GiB")
     except FileNotFoundError:
-        hint = "; download an address first" if re.match("https?:/", str(path)) else ""
+        hint = "; download an address first" if re.match(r"https?:[/\\]", str(path)) else ""
         raise InputError(f"{path}: no such file{hint}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
