@@ -182,7 +182,8 @@ class Prover:
 
     def _named(self, values: Iterable[ir.Value | None]) -> set[str]:
         """The names in the sizes of these values."""
-        return {name for value in values for dim in self.info.shape(value) or () for name in names_of(dim)}
+        dims = {dim for value in dict.fromkeys(values) for dim in self.info.shape(value) or ()}
+        return {name for dim in dims for name in names_of(dim)}
 
     def _point(
         self,
