@@ -36,6 +36,7 @@ from onnx import helper
 import fa_compiler
 from bench.sparse import multiply_adds, ort_value
 from bench.speed.limits import Machine
+from fa_compiler.lowering.ort.eager import from_ort
 from fa_compiler.op_registry import DOMAIN, VERSION, get, place_inputs
 
 TYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -92,7 +93,7 @@ def session_of(case: Case, domain: str, threads: int) -> Run:
         fa_compiler.register_custom_ops(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feeds = {name: ort_value(array) for name, array in arrays.items()}
-    return lambda: np.asarray(session.run_with_ort_values(outputs, feeds)[0].numpy())
+    return lambda: from_ort(session.run_with_ort_values(outputs, feeds)[0])
 
 
 def attention(rule: str, gate: str, tokens: int, options: argparse.Namespace) -> Case:
