@@ -83,8 +83,3 @@ else:
                 raise
             with suppress(OSError):
                 aside.unlink()
-
-
-def opens_folders() -> bool:
-    """Can a folder be opened, so that its entries are written to the disk?"""
-    return sys.platform != "win32"

@@ -398,9 +398,7 @@ def _aligned(offset: int) -> int:
 
 
 def _sync_folder(folder: Path) -> None:
-    if not positional.opens_folders():
-        return
-    with suppress(OSError):
+    with suppress(OSError):  # Windows opens no folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(descriptor)

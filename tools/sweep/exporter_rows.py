@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tools.sweep import transformers_rows
 from tools.sweep.rows import Row
 from tools.sweep.transformers_rows import (
-    PRELOADED as TRANSFORMERS,
-)
-from tools.sweep.transformers_rows import (
+    MLA,
+    SWIN,
     TABLE,
     Family,
     Wants,
@@ -32,7 +32,7 @@ from tools.sweep.transformers_rows import (
     video,
 )
 
-PRELOADED = (*TRANSFORMERS, "transformers.exporters")
+PRELOADED = (*transformers_rows.PRELOADED, "transformers.exporters")
 GENERATED = ("prefill", "decode")
 WORDS: Mapping[str, tuple[str, ...]] = {
     "decoder": (*GENERATED, *(f"{part}-{runtime}" for runtime in ("cpu", "webgpu") for part in GENERATED)),
@@ -42,22 +42,12 @@ WORDS: Mapping[str, tuple[str, ...]] = {
 """The files of each kind of architecture, in the order in which they are made."""
 
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "n_positions": 64}
-MLA = {
-    "q_lora_rank": 16,
-    "kv_lora_rank": 16,
-    "qk_rope_head_dim": 8,
-    "qk_nope_head_dim": 8,
-    "v_head_dim": 8,
-    "num_key_value_heads": 4,
-    "n_group": 1,
-    "topk_group": 1,
-}
 MAMBA = {"mamba_d_state": 8, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_expand": 2, "mamba_n_groups": 1}
 
 MORE_DECODERS: Mapping[str, Wants] = {
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     "bloom": {"n_head": 4, "n_layer": 2},
-    "deepseek_v3": MLA,
+    "deepseek_v3": {**MLA, "n_group": 1, "topk_group": 1},
     "falcon": {"head_dim": None, "num_kv_heads": 2, "new_decoder_architecture": True},
     "falcon_h1": {**MAMBA, "mamba_d_ssm": 64},
     "gemma2": {"sliding_window": 4},
@@ -118,16 +108,7 @@ MORE_ENCODERS: tuple[tuple[Family, str, Mapping[str, Wants]], ...] = (
                 "num_attention_heads": [1, 2, 2, 4],
             },
             "siglip2_vision_model": {"num_patches": 16},
-            "swin": {
-                "num_attention_heads": None,
-                "num_hidden_layers": None,
-                "image_size": 32,
-                "patch_size": 2,
-                "embed_dim": 16,
-                "depths": [1, 2],
-                "num_heads": [2, 4],
-                "window_size": 4,
-            },
+            "swin": SWIN,
             "vit": {},
         },
     ),

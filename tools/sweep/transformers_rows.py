@@ -166,6 +166,9 @@ SOUND = {"conv_dim": (32, 32), "conv_kernel": (8, 8), "conv_stride": (4, 4), "nu
 SWIN = {"num_attention_heads": None, "num_hidden_layers": None, "image_size": 32, "patch_size": 2, "embed_dim": 16,
         "depths": [1, 2], "num_heads": [2, 4], "window_size": 4}  # fmt: skip
 
+MLA = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+       "num_key_value_heads": 4}  # fmt: skip
+
 Family = Callable[[str, str, Wants, str], tuple[Any, dict[str, Any]]]
 
 TABLE: tuple[tuple[Family, str, Axes, dict[str, dict[str, Any]]], ...] = (
@@ -233,16 +236,7 @@ TABLE: tuple[tuple[Family, str, Axes, dict[str, dict[str, Any]]], ...] = (
             "cohere2": {"sliding_window": 4},
             "ctrl": {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48},
             "cwm": {},
-            "deepseek_v2": {
-                "q_lora_rank": 16,
-                "kv_lora_rank": 16,
-                "qk_rope_head_dim": 8,
-                "qk_nope_head_dim": 8,
-                "v_head_dim": 8,
-                "num_key_value_heads": 4,
-                "n_group": 1,
-                "topk_group": 1,
-            },
+            "deepseek_v2": {**MLA, "n_group": 1, "topk_group": 1},
             "diffllama": {"num_key_value_heads": 2},
             "doge": {},
             "ernie4_5": {},
@@ -294,27 +288,11 @@ TABLE: tuple[tuple[Family, str, Axes, dict[str, dict[str, Any]]], ...] = (
             "starcoder2": {"sliding_window": 4},
             "vaultgemma": {"sliding_window": 4},
             "internlm3": {},
-            "minicpm3": {
-                "num_key_value_heads": 4,
-                "q_lora_rank": 16,
-                "kv_lora_rank": 16,
-                "qk_rope_head_dim": 8,
-                "qk_nope_head_dim": 8,
-                "v_head_dim": 8,
-                "head_dim": None,
-            },
+            "minicpm3": {**MLA, "head_dim": None},
             "mellum": {},
             "exaone": {},
             "solar_open": {},
-            "youtu": {
-                "num_key_value_heads": 4,
-                "q_lora_rank": 16,
-                "kv_lora_rank": 16,
-                "qk_rope_head_dim": 8,
-                "qk_nope_head_dim": 8,
-                "v_head_dim": 8,
-                "head_dim": None,
-            },
+            "youtu": {**MLA, "head_dim": None},
             "laguna": {},
         },
     ),
