@@ -55,6 +55,12 @@ def operators(proto: onnx.ModelProto) -> list[str]:
     return [node.op_type for node in proto.graph.node if node.domain == DOMAIN]
 
 
+def attributes(proto: onnx.ModelProto) -> dict[str, Any]:
+    """The attributes of the only operator of Ascend in a model."""
+    (node,) = (node for node in proto.graph.node if node.domain == DOMAIN)
+    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
+
+
 def others(proto: onnx.ModelProto) -> list[str]:
     """The other operators in a model, but constants."""
     return [node.op_type for node in proto.graph.node if node.domain != DOMAIN and node.op_type != "Constant"]

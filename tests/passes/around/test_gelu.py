@@ -8,9 +8,8 @@ from typing import Any
 import onnx
 import pytest
 
-from fa_compiler.op_registry import DOMAIN
 from fa_compiler.passes.answer.report import Code
-from tests.passes.around.running import assert_equal, fused, only_line, operators, others
+from tests.passes.around.running import assert_equal, attributes, fused, only_line, operators, others
 from tests.passes.around.test_swiglu import OUT, SPLIT
 from tests.passes.around.test_swiglu import model as gated
 
@@ -24,11 +23,6 @@ GELU = "u = Mul(a, t) g1 = Mul(u, half) "
 def model(body: str, **options: Any) -> onnx.ModelProto:
     options["more"] = NUMBERS + (f", {options['more']}" if "more" in options else "")
     return gated(body, **options)
-
-
-def attributes(proto: onnx.ModelProto) -> dict[str, int]:
-    (node,) = (node for node in proto.graph.node if node.domain == DOMAIN)
-    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
 
 
 SPELLINGS = {

@@ -9,9 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from fa_compiler.op_registry import DOMAIN
 from fa_compiler.passes.answer.report import Code
-from tests.passes.around.running import assert_equal, fused, only_line, operators, others, parse
+from tests.passes.around.running import assert_equal, attributes, fused, only_line, operators, others, parse
 
 CONSTANTS = "float two = {2}, float one = {1}, float minus = {-0.5}, float half = {0.5}, int64[1] last = {-1}, "
 CONSTANTS += "float[8] b = {1,-1,0.5,2,0,3,-2,0.25}"
@@ -142,11 +141,6 @@ def test_weights_of_two_types_are_not_joined() -> None:
     assert only_line(report).op == "LayerNormV4"
     assert others(result) == ["Add"]
     assert_equal(proto, result, odd=False)
-
-
-def attributes(proto: onnx.ModelProto) -> dict[str, float]:
-    (node,) = (node for node in proto.graph.node if node.domain == DOMAIN)
-    return {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
 
 
 SUMS = {
