@@ -98,15 +98,15 @@ class _Parts:
 
 def _parts(node: ir.Node, info: ShapeInfo) -> _Parts | None:
     """The activation around a Sigmoid; None where it is another one."""
-    alpha, clipped, scaled = _scaled(operand_at(node, 0), info)
+    alpha, clipped, scaled = _beside(operand_at(node, 0), "Mul", 1.0, info)  # 3 and 4
     gate, swish = _clipped(clipped, info), only_reader(node.outputs[0])
-    if gate is None or swish is None or (clipped, node.outputs[0]) not in operand_orders(swish, "Mul"):  # 3 and 4
+    if gate is None or swish is None or (clipped, node.outputs[0]) not in operand_orders(swish, "Mul"):
         return None
     last, value = only_reader(swish.outputs[0]), swish.outputs[0]
     factor = next((other for one, other in operand_orders(last, "Mul") if one is value), None)
     if last is None or factor is None or gate.low > LOWEST or not 0 < gate.high < inf:  # 1
         return None
-    bias, summed, added = _with_bias(factor, info)
+    bias, summed, added = _beside(factor, "Add", 0.0, info)  # 5 and 6
     up = _clipped(summed, info)
     if up is None or (up.low, up.high) != (-gate.high, gate.high):  # 2
         return None
@@ -163,21 +163,13 @@ def _bound(node: ir.Node, place: int, free: float, info: ShapeInfo) -> float | N
     return info.scalar(operand_at(node, place))
 
 
-def _scaled(value: ir.Value, info: ShapeInfo) -> tuple[float, ir.Value, tuple[ir.Node, ...]]:
-    """The number that a value is multiplied by, with what it multiplies; 1 and the value where this is no product."""
+def _beside(
+    value: ir.Value, op_type: str, absent: float, info: ShapeInfo
+) -> tuple[float, ir.Value, tuple[ir.Node, ...]]:
+    """The number that an operator combines with a value, with the value before; `absent` where there is none."""
     node = value.producer()
-    for one, other in operand_orders(node, "Mul"):
+    for one, other in operand_orders(node, op_type):
         number = info.scalar(other)
         if node is not None and number is not None and info.shape(one) == info.shape(value):
             return number, one, (node,)
-    return 1.0, value, ()  # 4
-
-
-def _with_bias(value: ir.Value, info: ShapeInfo) -> tuple[float, ir.Value, tuple[ir.Node, ...]]:
-    """The number that is added to a value, with the value before; 0 where there is none."""
-    node = value.producer()
-    for one, other in operand_orders(node, "Add"):
-        number = info.scalar(other)
-        if node is not None and number is not None and info.shape(one) == info.shape(value):
-            return number, one, (node,)  # 5
-    return 0.0, value, ()  # 6
+    return absent, value, ()
