@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa_compiler.passes.linear.candidates import Operand
-from fa_compiler.passes.linear.field import inverse, matmul, reduced, times
+from fa_compiler.passes.linear.field import PRIME, inverse, matmul, reduced, times
 from fa_compiler.passes.linear.recurrence import columns, dot
 
 
@@ -97,30 +97,33 @@ class Token:
         goals = times(inverse(ratios)[:, None], self.goal)
         places = [False, True] if (self.before != self.after).any() else [False]  # 3 and 4
         held = np.stack([dot(self.reads, self.before if is_before else self.after) for is_before in places])
-        for query, row in enumerate(self.keys):
-            attended = dot(self.keys, row)
-            writes = times(attended[:, None], self.values)  # [l,n,B]
-            gated = matmul(np.moveaxis(self.reads, 0, 1), np.moveaxis(times(self.reads, row), 0, 2))  # 6: [B,r,r]
-            own = np.broadcast_to(attended[:, None], (len(attended), *self.reads.shape[:2]))
-            corrections = times(np.concatenate([own, np.moveaxis(gated, 0, 2)]), held[:, None])  # [.., l + r, r, B]
-            rest = reduced(goals - dot(row, self.after))
-            for scale, write, correction, is_subtracted in _sums(rest, writes, corrections):
-                key, value = map(int, np.unravel_index(write, writes.shape[:-1]))
-                place, low, high = map(int, np.unravel_index(correction, corrections.shape[:-1]))
-                if key != query and not self._is_along_key(key, low, high):
-                    ratio = int(ratios[scale])
-                    yield Fit(query, key, value, ratio, low, high, is_subtracted, places[place])
+        attended = dot(self.keys[:, None], self.keys)  # [q,l,B], as all that follows for each query
+        writes = times(attended[:, :, None], self.values)  # [q,l,n,B]
+        weighed = times(self.keys[:, None], self.reads)
+        gated = matmul(np.moveaxis(self.reads, 0, 1), np.moveaxis(weighed, 1, 3))  # 6: [q,B,r,r]
+        own = np.broadcast_to(attended[:, :, None], (*attended.shape[:2], *self.reads.shape[:2]))
+        written = np.concatenate([own, np.moveaxis(gated, 1, 3)], axis=1)
+        corrections = times(written[:, None], held[:, None])  # [q,..,l + r,r,B]
+        rest = reduced(goals - dot(self.keys, self.after)[:, None])
+        for query, scale, write, correction, is_subtracted in _sums(rest, writes, corrections):
+            key, value = map(int, np.unravel_index(write, writes.shape[1:-1]))
+            place, low, high = map(int, np.unravel_index(correction, corrections.shape[1:-1]))
+            if key != query and not self._is_along_key(key, low, high):
+                ratio = int(ratios[scale])
+                yield Fit(query, key, value, ratio, low, high, is_subtracted, places[place])
 
 
-def _sums(wanted: np.ndarray, writes: np.ndarray, corrections: np.ndarray) -> Iterator[tuple[int, int, int, bool]]:
-    """The places of a wanted number [n,B], a write [...,B] and a correction [...,B] that is added or subtracted, where
-    the sum of the last two is the first. The first of equal corrections is taken."""
-    sums, added, held = (columns(array).reshape(-1) for array in (wanted, writes, corrections))  # of all heads
-    signed = np.concatenate([held, reduced(-held)])  # 1 and 2
+def _sums(wanted: np.ndarray, writes: np.ndarray, corrections: np.ndarray) -> Iterator[tuple[int, int, int, int, bool]]:
+    """The places of a query, a wanted number [q,n,B], a write [q,...,B] and a correction [q,...,B] that is added or
+    subtracted, where the sum of the last two is the first. The first of equal corrections is taken."""
+    sums, added, held = (columns(array).reshape(len(array), -1) for array in (wanted, writes, corrections))  # of heads
+    first = np.arange(len(sums))[:, None] * PRIME  # each query has numbers of its own
+    signed = (np.concatenate([held, reduced(-held)], axis=1) + first).reshape(-1)  # 1 and 2
     order = np.argsort(signed, kind="stable")
     ordered = signed[order]
-    missing = reduced(sums[:, None] - added)
+    missing = reduced(sums[:, :, None] - added[:, None]) + first[:, None]
     places = np.minimum(np.searchsorted(ordered, missing), len(ordered) - 1)
-    for one, write in np.argwhere(ordered[places] == missing):
-        place = int(order[places[one, write]])
-        yield int(one), int(write), place % len(held), place >= len(held)
+    own = held.shape[1]
+    for query, one, write in np.argwhere(ordered[places] == missing):
+        place = int(order[places[query, one, write]]) - 2 * own * int(query)
+        yield int(query), int(one), int(write), place % own, place >= own

@@ -15,6 +15,7 @@ right, all of them are, up to the chance of 1 in 2^31.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -51,8 +52,13 @@ class Outcome:
 
 def columns(array: np.ndarray) -> np.ndarray:
     """The random sum of the columns, which are the last axis."""
-    weights = hashed([np.arange(array.shape[-1], dtype=np.int64)], COLUMNS)
-    return dot(array, weights)
+    return dot(array, _weights(array.shape[-1]))
+
+
+@cache
+def _weights(count: int) -> np.ndarray:
+    """The factors of the random sum of so many columns."""
+    return hashed([np.arange(count, dtype=np.int64)], COLUMNS)
 
 
 def dot(left: np.ndarray, right: np.ndarray) -> np.ndarray:

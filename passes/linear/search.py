@@ -435,8 +435,12 @@ class _Choices:
         """The first token of a few heads."""
         return self._at(0)
 
+    @cached_property
+    def seconds(self) -> _Firsts:
+        """The second one, where there is one."""
+        return self._at(1)
+
     def _at(self, place: int) -> _Firsts:
-        """One token of a few heads."""
         return _Firsts(
             _few(self.goal[:, place]),
             np.stack([_few(array[:, place]) for _, array in self.keys]),
@@ -450,7 +454,7 @@ class _Choices:
         if power is not None:
             factor = _few(power[:, place])
             after = times(before, factor if factor.ndim == before.ndim else factor[..., None])
-        first = self._at(place)
+        first = self.seconds if place else self.firsts
         rows = np.stack([_few(array[:, place]) for array in reads])
         return Token(first.goal, first.keys, first.values, rows, before, after)
 
@@ -487,6 +491,11 @@ class _Firsts:
         """The numbers that a trial computes, and its cost beside them."""
         return EACH + len(self.keys) ** 2 * len(self.values) * len(self.factors) * self.goal.size
 
+    @cached_property
+    def _attended(self) -> np.ndarray:
+        """The product of each query and key, [l,l,1,1,B]."""
+        return dot(self.keys[:, None], self.keys[None])[:, :, None, None]
+
     def written(self, key: int, factor: int, value: int) -> np.ndarray:
         """What these operands write into a state of 0, [B,D]."""
         return times(self.keys[key], times(self.factors[factor], self.values[value])[..., None])
@@ -494,7 +503,6 @@ class _Firsts:
     def fitting(self, start: np.ndarray | None, scales: Mapping[int, float]) -> list[_Fit]:
         """What makes the output a scale times what the recurrence gives, [query, key, factor, value, B]. Of outputs of
         one number everything does so by some number, and few by a scale."""
-        attended = dot(self.keys[:, None], self.keys[None])[:, :, None, None]
         factors, goal = self.factors[None, None, :, None], self.goal
         fits: list[_Fit] = []
         for is_delta in (False, True):
@@ -503,7 +511,7 @@ class _Firsts:
                 written = reduced(written - dot(self.keys, start)[None, :, None, None])
             elif is_delta:
                 continue  # without a state the first token is the same
-            got = times(times(factors, written), attended)
+            got = times(times(factors, written), self._attended)
             if start is not None:
                 got = reduced(got + dot(self.keys, start)[:, None, None, None])
             same = (times(got, goal[:1]) == times(got[..., :1], goal)).all(axis=-1) & (got[..., 0] != 0)

@@ -84,7 +84,11 @@ def test_undefined_numbers_in_channels(isa: str, size: int, name: str, number: f
     check("FlashLinearAttention", inputs, attrs)
 
 
-@thinned(rule=("gated", "gated_delta"), gate=GATES, decay=((-80.0, -0.0), (-80.0, -79.0), (-1e4, 0.0), (0.0, 0.0)))
+@thinned(
+    rule=("gated", "gated_delta", "general", "dplr"),
+    gate=GATES,
+    decay=((-80.0, -0.0), (-80.0, -79.0), (-1e4, 0.0), (0.0, 0.0)),
+)
 def test_sums_of_decays_beyond_the_exponents_of_float32(
     isa: str, rule: str, gate: str, decay: tuple[float, float]
 ) -> None:
