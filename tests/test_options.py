@@ -64,6 +64,11 @@ def test_signatures_and_docstrings(function: Any, keywords: type, record: type) 
         function("model.onnx", *["out", 2][: 2 * (record is ParallelOptions)], divided=True)
 
 
+def test_a_keyword_with_a_slip_names_the_one_that_is_meant() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'taget', did you mean 'target'\\?"):
+        fa_compiler.optimize("model.onnx", taget="onnx")  # type: ignore[call-arg]
+
+
 def test_a_session_has_the_options_of_its_target() -> None:
     parameters = inspect.signature(fa_compiler.InferenceSession).parameters
     ours = {name: each.default for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, get_type_hints
 
 from fa_compiler.errors import InputError
+from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes.answer.option import Option, options_of
 
 P = ParamSpec("P")
@@ -25,8 +26,8 @@ C = TypeVar("C", bound=type)
 def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function with the parameter `**options: Unpack[keywords]` have the options in its signature and docstring.
 
-    It refuses other keywords by itself, with the error of Python. The line of its docstring that begins with
-    "**options:" becomes one line for each option.
+    It refuses other keywords by itself, with the error of Python and the name that is meant. The line of its docstring
+    that begins with "**options:" becomes one line for each option.
 
     Args:
         keywords: a TypedDict with the options that the function takes.
@@ -40,7 +41,8 @@ def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             for name in kwargs:
                 if name not in signature.parameters:
-                    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {name!r}")
+                    told = f"{name!r}{suggestion(name, signature.parameters)}"
+                    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {told}")
             return function(*args, **kwargs)
 
         checked.__signature__ = signature  # type: ignore[attr-defined]
