@@ -189,7 +189,8 @@ def constant_tensor(value: ir.Value | None) -> ir.TensorProtocol | None:
     node = value.producer()
     if not is_op(node, "Constant") or (attr := node.attributes.get("value")) is None:
         return None
-    return attr.as_tensor()
+    tensor: ir.TensorProtocol | None = attr.value  # as_tensor() looks for each method of a tensor, which takes longer
+    return tensor
 
 
 def _numbers_of_attribute(node: ir.Node | None) -> np.ndarray | None:
