@@ -111,7 +111,8 @@ def _runtime(name: str | Runtime | None) -> Runtime | None:
 class Options:
     """Options of one optimisation run. The texts at the fields tell users what an option does.
 
-    Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does not work. A model that
+    A model for the `parser_plugins` that ATC itself has gets only what they write: nothing becomes IncreFlashAttention,
+    whose plugin does not work, and around attention op_registry/parser_plugins.py says what they read. A model that
     is to be `divided` along the sequence keeps as masks what a rank cannot have: packed sequences, whose ends it does
     not know, and bands that leave out the key of the row itself.
 
@@ -195,7 +196,7 @@ class Options:
             read=_only,
         ),
     )
-    decoding: bool = True
+    parser_plugins: bool = field(default=False, kw_only=True)
     in_place_caches: bool = field(
         default=False,
         kw_only=True,

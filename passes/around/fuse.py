@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get, verify
 from fa_compiler.op_registry.errors import UnknownVariant
+from fa_compiler.op_registry.parser_plugins import plugin_misfit
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Around, Code
@@ -298,6 +299,7 @@ class _Fuser:
         if broken is not None:
             reason = f"{node.op_type} breaks {broken.constraint} for {options.platform}: {broken.message}"
             raise Decline(Code.ILLEGAL, reason, anchor, "")
+        self._expect_plugin(node, anchor)
         name, op = label(anchor) or "", node.op_type
         self.builder.graph.append(node)
         self.made.append(node)
@@ -306,6 +308,14 @@ class _Fuser:
         swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
         removed = sum(one in nodes for one, _ in swept.nodes)
         return Around(name, "fused", op, node.name or "", replaced=removed, added=1 + more, rounded=rounded)
+
+    def _expect_plugin(self, node: ir.Node, anchor: ir.Node) -> None:
+        """Raises Decline where the file is for the plugins of ATC's own parser, and none of them writes the node."""
+        options = self.facts.options
+        attrs = {name: attr.value for name, attr in node.attributes.items()}
+        misfit = plugin_misfit(node.op_type, attrs, options.cann) if options.parser_plugins else None
+        if misfit is not None:
+            raise Decline(Code.PARSER, misfit, anchor)
 
 
 def _declined(node: ir.Node, decline: Decline) -> Around:
