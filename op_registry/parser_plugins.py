@@ -83,8 +83,13 @@ def plugin_misfit(op_type: str, attrs: Mapping[str, AttrValue], cann: str | None
     for name, default in ((entry.name, entry.value_if_absent) for entry in get(op_type, cann).attrs):
         given, meant = attrs.get(name, default), plugin.fixed.get(name, default)
         if name not in plugin.read and not _is_equal(given, meant):
-            return f"{plugin.node} of ATC's own parser computes with {name} {meant}, and here it is {given}"
+            own, other = map(_shown, (meant, given))
+            return f"{plugin.node} of ATC's own parser computes with {name} {own}, and here it is {other}"
     return None
+
+
+def _shown(value: AttrValue | None) -> str:
+    return str(np.float32(value)) if isinstance(value, float) else str(value)
 
 
 def _is_equal(one: AttrValue | None, other: AttrValue | None) -> bool:

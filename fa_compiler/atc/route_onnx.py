@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
 import onnx_ir as ir
 
 from fa_compiler.atc.job import Input, Job, RouteResult, check_inference
+from fa_compiler.atc.layer import Step, layer_of
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Severity
@@ -156,9 +157,17 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str], befor
     details = {
         "opset": next(entry.version for entry in proto.opset_import if not entry.domain),
         "operators": dict(sorted(Counter(node.op_type for node in all_nodes(model.graph)).items())),
+        "layer": layer_of(_steps(proto.graph), job),
         "outputs": [value.name for value in proto.graph.output],
     }
     return RouteResult(FILE, 5, _inputs(proto, job), fused, details, notes, before=before)
+
+
+def _steps(graph: onnx.GraphProto) -> Iterator[Step]:
+    """The nodes of the main graph, with those that they read. ATC's parser makes several operators of some of them."""
+    makers = {value: node.name for node in graph.node for value in node.output}
+    for node in graph.node:
+        yield Step(node.name, node.op_type, [makers[value] for value in node.input if value in makers])
 
 
 def _open(diagnostics: Sequence[FileDiagnostic]) -> list[str]:

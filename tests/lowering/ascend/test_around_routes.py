@@ -13,6 +13,7 @@ import pytest
 from onnx import helper
 
 import fa_compiler
+from fa_compiler.atc.layer import Layer, Step, layer
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from fa_compiler.lowering.onnx_file.around_bodies import bodies_of
 from fa_compiler.op_registry import DOMAIN, VERSION, names
@@ -118,7 +119,7 @@ def test_route_npu_writes_what_the_parser_reads(case: str, tmp_path: Path) -> No
 
 
 LEFT: dict[str, tuple[onnx.ModelProto, str]] = {
-    "another epsilon": (MODELS["RmsNorm"], "computes with epsilon 1e-06, and here it is 9.99"),
+    "another epsilon": (MODELS["RmsNorm"], "computes with epsilon 1e-06, and here it is 1e-05"),
     "another epsilon behind a sum": (MODELS["AddRmsNorm"], "NPUAddRmsNorm of ATC's own parser computes with epsilon"),
     "the exact GELU": (
         test_gelu.model("b, a = Split<axis=-1, num_outputs=2>(x) g1 = Gelu(a) y = Mul(b, g1)"),
@@ -168,11 +169,16 @@ def test_attention_alone(route: str, tmp_path: Path) -> None:
     assert {node.domain for node in result.graph.node} == {""}
 
 
-def counted(folder: Path, route: str, **options: Any) -> Counter[str]:
+def reported(folder: Path, route: str, **options: Any) -> dict[str, Any]:
     shapes = {"input_ids": (1, 16), "attention_mask": (1, 16)}
     fa_compiler.compile_for_atc(LLAMA, folder, "Ascend910B2", input_shape=shapes, route=route, **options)
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
-    return Counter(report["operators"])
+    assert isinstance(report, dict)
+    return report
+
+
+def counted(folder: Path, route: str, **options: Any) -> Counter[str]:
+    return Counter(reported(folder, route, **options)["operators"])
 
 
 def test_a_decoder_by_each_route(tmp_path: Path) -> None:
@@ -186,6 +192,31 @@ def test_a_decoder_by_each_route(tmp_path: Path) -> None:
     assert npu["Sigmoid"] == layers
     alone = counted(tmp_path / "alone", "onnx", only="attention")
     assert plug.total() < alone.total() - 20 * layers
+
+
+def test_the_report_says_how_large_a_layer_is(tmp_path: Path) -> None:
+    """docs/ascend.md has these figures for a model of the same operators."""
+    for route in ("air", "onnx"):
+        assert reported(tmp_path / route, route)["layer"] == {"operators": 18, "kernels": 14}
+    npu = reported(tmp_path / "npu", "npu", assume=["half-attention", "empty-bias"])
+    assert npu["layer"] == {"operators": 23, "kernels": 19}
+    alone = reported(tmp_path / "alone", "air", only="attention")
+    assert alone["layer"] == {"operators": 49, "kernels": 45}
+
+
+def test_the_layer_is_what_lies_between_two_attentions() -> None:
+    steps = [
+        Step("mask", "Add", []),
+        Step("a", "FlashAttentionScore", ["mask"]),
+        Step("shape", "Reshape", ["a"]),
+        Step("product", "MatMulV2", ["shape"]),
+        Step("unread", "Cast", ["product"]),
+        Step("b", "FlashAttentionScore", ["product", "mask"]),
+        Step("c", "FlashAttentionScore", ["mask"]),
+    ]
+    assert layer(steps, {"a", "b"}) == Layer(operators=3, kernels=2)
+    assert layer(steps, {"b", "c"}) is None
+    assert layer(steps, {"a"}) is None
 
 
 def test_an_older_release_has_no_plugin() -> None:
