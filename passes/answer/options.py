@@ -190,7 +190,7 @@ class Options:
         kw_only=True,
         metadata=told(
             "fuse attention alone: leave the norms, gated products and rotary positions around it",
-            details='It is "attention" or None, and goes with the target "ascend".',
+            details='It is "attention" or None, and goes with the targets "ascend", "onnx" and "contrib".',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),
             read=_only,
@@ -210,8 +210,11 @@ class Options:
 
     @property
     def fuses_around(self) -> bool:
-        """Are norms and gated activations around attention fused, too? A rank of a divided model keeps them."""
-        return self.target == "ascend" and self.only is None and not self.divided
+        """Are norms, gated activations and rotary positions around attention fused, too? A rank of a divided model
+        keeps them. For ONNX and ONNX Runtime this needs a runtime, because others may not know the operators."""
+        if self.only is not None or self.divided:
+            return False
+        return self.target == "ascend" or (self.is_standard and self.runtime is not None)
 
     @property
     def is_standard(self) -> bool:
@@ -243,8 +246,8 @@ class Options:
         reasons = {
             "caches in place need --target ort, the default": self.in_place_caches and self.target != "ort",
             "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
-            "--only needs --target ascend: for the others only attention is fused": self.only is not None
-            and self.target != "ascend",
+            "--only needs --target ascend, onnx or contrib: for ort only attention is fused": self.only is not None
+            and self.target == "ort",
             "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
