@@ -14,6 +14,7 @@ from onnx import helper
 
 import fa_compiler
 from fa_compiler.atc.layer import Layer, Step, layer
+from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.onnx_route.check import check_model
 from fa_compiler.lowering.onnx_file.around_bodies import bodies_of
 from fa_compiler.op_registry import DOMAIN, VERSION, names
@@ -159,6 +160,29 @@ def test_a_gelu_is_fused_alone_where_no_plugin_writes_its_product(tmp_path: Path
     result, report = written(MODELS["GeGluV2"], tmp_path / "npu", "npu")
     assert [line.op for line in report.around] == ["NPUGeluV2"]
     assert_equal(MODELS["GeGluV2"], runnable(result), odd=False)
+
+
+READY_MADE = {
+    "RMSNormalization": "y = RMSNormalization<epsilon={0}>(x, w)",
+    "SkipSimplifiedLayerNormalization": "y = com.microsoft.SkipSimplifiedLayerNormalization<epsilon={0}>(x, x, w)",
+}
+
+
+@pytest.mark.parametrize("name", READY_MADE)
+@pytest.mark.parametrize(("route", "epsilon"), [("onnx", 1e-5), ("npu", 1e-6), ("npu", 1e-5)])
+def test_operators_that_the_parser_does_not_know(name: str, route: str, epsilon: float, tmp_path: Path) -> None:
+    """ONNX's own are written out where no plugin takes them; those of ONNX Runtime are refused."""
+    opset = 23 if name == "RMSNormalization" else 17
+    proto = test_rms_norm.model(READY_MADE[name].format(epsilon), opset=opset)
+    if (route, epsilon, opset) == ("npu", 1e-5, 17):
+        with pytest.raises(InputError, match="ATC's parser does not know the operator"):
+            written(proto, tmp_path / "out", route)
+        return
+    result, _ = written(proto, tmp_path / "out", route)
+    is_fused = route == "onnx" or epsilon == 1e-6
+    assert bool({node.domain for node in result.graph.node} - {""}) == is_fused
+    assert name not in {node.op_type for node in result.graph.node}
+    assert_equal(proto, runnable(result), odd=False)
 
 
 @pytest.mark.parametrize("route", ["onnx", "npu"])
