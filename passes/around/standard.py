@@ -6,11 +6,12 @@ them (op_registry/around_kernels.py).
     rotary positions              RotaryEmbedding, of heads in front of the tokens, or of rows with all heads
     GELU written out              Gelu or FastGelu of ONNX Runtime
 
-RotaryEmbedding has one number for each pair. A table with one for each element is cut in half, where its halves are
-proven to be equal (tables.py). In 16 bits the model rounds both products, and they may overflow: so the tables are
-proven to hold nothing larger than 1. ONNX Runtime's operator reads its tables by positions. If all batch entries have
-the same tables, this is the position of the first token, 0; else the rows of the tables are counted. Norms and
-rotations that the model has ready made stay as they are.
+RotaryEmbedding has one number for each pair. Of a table with one for each element the half is taken, where both numbers
+of a pair are proven to be equal (tables.py). In 16 bits the model rounds both products, and they may overflow: so the
+tables are proven to hold nothing larger than 1. Pairs of neighbours that the model joins as halves are moved into
+halves in front of the operator. ONNX Runtime's operator reads its tables by positions. If all batch entries have the
+same tables, this is the position of the first token, 0; else the rows of the tables are counted. Norms and rotations
+that the model has ready made stay as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from fa_compiler.passes.around.records import (
     SummedNorm,
     known_shape,
 )
-from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, is_bounded
+from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equal_neighbours, is_bounded
 from fa_compiler.passes.emit.build import AttrValue, Builder
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, operand_at
 from fa_compiler.passes.ir.surgery import replace_value, sweep
@@ -70,7 +71,7 @@ class StandardFuser:
         """Fuse the rotary positions around a node; None where there are none."""
         if not self._has(ROTARY) or not rotary.is_anchor(node):
             return None
-        found = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info)[:1])
+        found = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info)[-1:])
         return first_built(node, found, self.builder, self._rotary)
 
     def norm_or_activation_at(self, node: ir.Node) -> Around | None:
@@ -162,12 +163,10 @@ class StandardFuser:
         self._expect(ROTARY, dtype, anchor)
         if self.builder.opset < OLDEST_OPSET:
             raise Decline(Code.OPSET, f"the tables are cut and counted in opset {OLDEST_OPSET} and later", anchor)
-        if found.mode not in (HALF, INTERLEAVE):
-            raise Decline(Code.ILLEGAL, f"pairs that are joined as halves are not what {ROTARY} computes", anchor, "")
         if dtype in SIXTEEN_BITS and not (is_bounded(found.cos, info) and is_bounded(found.sin, info)):
             raise Decline(Code.DTYPE, "it is not proven that products with the tables do not overflow", anchor, "")
         if found.heads_first and found.read_behind is None:
-            rows, behind, heads = found.x, None, 0
+            rows, behind, heads = self._heads(found), None, 0
         else:
             rows, heads = self._rows(found)
             behind = self._behind(found, heads)
@@ -185,7 +184,23 @@ class StandardFuser:
         heads, size = (dim.const for dim in known_shape(x, self.facts.info, found.anchor)[2:])
         if heads is None or size is None:
             raise Decline(Code.SHAPE, "the number of heads or their size is not known", found.anchor, "")
-        return self._flat_source(x) or self._reshaped(x, [0, 0, heads * size]), heads
+        rows = self._flat_source(x)
+        if found.moves_pairs:
+            pairs = self._reshaped(rows or x, [0, 0, heads, size // 2, 2])
+            x, rows = self.builder.op("Transpose", [pairs], self._dtype(x), {"perm": (0, 1, 2, 4, 3)}), None
+        return rows or self._reshaped(x, [0, 0, heads * size]), heads
+
+    def _heads(self, found: Rotary) -> ir.Value:
+        """What is rotated with its heads in front, with the elements of even places in front of those of odd ones where
+        the rotation wants them so. Raises Decline."""
+        if not found.moves_pairs:
+            return found.x
+        size = known_shape(found.x, self.facts.info, found.anchor)[3].const
+        if size is None:
+            raise Decline(Code.SHAPE, "the size of a head is not known", found.anchor, "")
+        pairs = self._reshaped(found.x, [0, 0, 0, size // 2, 2])
+        moved = self.builder.op("Transpose", [pairs], self._dtype(found.x), {"perm": (0, 1, 2, 4, 3)})
+        return self._reshaped(moved, [0, 0, 0, size])
 
     def _flat_source(self, x: ir.Value) -> ir.Value | None:
         """The rows that a Reshape cuts into heads, where that makes x."""
@@ -231,11 +246,12 @@ class StandardFuser:
         """A table with one number for each pair. Raises Decline where it is not proven that the others are the same."""
         if found.is_half_table:
             return table
-        width = self._width(table)
-        if found.mode != HALF or not width or not has_equal_halves(table, self.facts.info):
+        width, is_half = self._width(table), found.mode == HALF
+        proof = has_equal_halves if is_half else has_equal_neighbours
+        if not width or not proof(table, self.facts.info):
             raise Decline(Code.SHAPE, "it is not proven that both numbers of a pair have one angle", found.anchor, "")
-        bounds = [self.builder.ints([number]) for number in (0, width // 2, 3)]
-        return self.builder.op("Slice", [table, *bounds], self._dtype(table))
+        bounds = (0, width // 2, 3, 1) if is_half else (0, width, 3, 2)
+        return self.builder.op("Slice", [table, *(self.builder.ints([bound]) for bound in bounds)], self._dtype(table))
 
     # What both need.
 

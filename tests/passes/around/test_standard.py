@@ -202,17 +202,57 @@ def test_unproven_tables(case: str, target: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("spelling", test_rotary.SPELLINGS)
 def test_every_spelling_gives_the_same(spelling: str, target: str) -> None:
-    """Half tables are fused; tables with a number for each element are inputs here, and stay."""
+    """Tables with a number for each pair are fused; those with one for each element are inputs here, and stay."""
     body, inputs, outputs, *_ = test_rotary.SPELLINGS[spelling]
     proto = test_rotary.model(body, inputs, outputs)
     result, report = fused(proto, target)
     line = only_line(report)
-    is_half = "4] c" in inputs
-    if line.status == "declined":
-        assert not is_half or line.code is Code.ILLEGAL
-    else:
-        assert line.op == "RotaryEmbedding"
+    assert (line.status == "fused") == ("4] c" in inputs), line
     assert_rotated(proto, result)
+
+
+PAIR = "d = Unsqueeze(f, last) "
+REPEATED = {
+    "2 and 3": PAIR + "t = Tile(d, times) c0 = Reshape(t, merged) ",
+    "3, an Expand": PAIR + "t = Expand(d, times) c0 = Reshape(t, merged) ",
+    "4": PAIR + "t = Concat<axis=-1>(d, d) c0 = Reshape(t, merged) ",
+}
+TIMES = "int64[4] times = {1,1,1,2}, int64[3] merged = {0,0,8}"
+NEIGHBOURS = test_rotary.NEIGHBOURS.replace("t = Concat", "o = Concat").replace("Reshape(t,", "Reshape(o,")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("case", REPEATED)
+def test_tables_of_equal_neighbours(case: str, target: str) -> None:
+    body = f"{REPEATED[case]}{FULL}{NEIGHBOURS}{test_rotary.END}"
+    proto = test_rotary.model(body, f"{X}, float[B,S,4] f", more=TIMES)
+    result, report = fused(proto, target)
+    assert only_line(report).op == "RotaryEmbedding", report.around
+    (node,) = (node for node in result.graph.node if node.op_type == "RotaryEmbedding")
+    assert {attr.name: attr.i for attr in node.attribute} == {"interleaved": 1}
+    assert_rotated(proto, result)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "c0 = Concat<axis=-1>(f, f) ",
+        PAIR + "d1 = Neg(d) t = Concat<axis=-1>(d, d1) c0 = Reshape(t, merged) ",
+        "t = Concat<axis=1>(f, f) c0 = Reshape(t, merged) ",
+    ],
+)
+def test_other_tables_of_neighbours(wrong: str) -> None:
+    body = f"{wrong}{FULL}{NEIGHBOURS}{test_rotary.END}"
+    proto = test_rotary.model(body, f"{X}, float[B,S,4] f", more=TIMES)
+    result, report = fused(proto, "contrib")
+    assert only_line(report).code is Code.SHAPE
+    assert operators(result) == []
+
+
+def test_neighbours_are_not_halves() -> None:
+    """Equal neighbours do not make equal halves."""
+    proto = test_rotary.model(REPEATED["2 and 3"] + FULL + ROTATED, f"{X}, float[B,S,4] f", more=TIMES)
+    assert only_line(fused(proto, "contrib")[1]).code is Code.SHAPE
 
 
 def test_rows_of_all_heads() -> None:
