@@ -230,7 +230,8 @@ class _Run:
         return fuse_around(graph, self.facts, self.names) if self._fuses_around(graph) else []
 
     def _fuses_around(self, graph: ir.Graph) -> bool:
-        return self.facts.options.fuses_around and bool(graph.outputs) and self.opset <= NEWEST_OPSET
+        may = self.refusal is None and self.opset <= NEWEST_OPSET
+        return may and self.facts.options.fuses_around and bool(graph.outputs)
 
     def fuse_graphs(self, graphs: Sequence[ir.Graph]) -> list[Block]:
         """Fuse all graphs. That of a loop which became a linear attention is none any more."""

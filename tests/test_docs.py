@@ -24,6 +24,7 @@ from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
 from fa_compiler.comparison.verification import verify
+from fa_compiler.op_registry.around_kernels import around_matrix
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix
 from fa_compiler.op_registry.soc import soc_version
@@ -206,7 +207,7 @@ def test_the_commands_of_the_page_of_ascend_run(tmp_path: Path, monkeypatch: pyt
 
 
 def test_the_page_of_runtimes_is_the_table() -> None:
-    assert RUNTIMES_PAGE.endswith(matrix() + "\n")
+    assert RUNTIMES_PAGE.endswith(f"{matrix()}\n\n{around_matrix()}\n")
     for target in get_args(Target):
         assert f"| `{target}` |" in RUNTIMES_PAGE
 

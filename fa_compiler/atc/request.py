@@ -96,7 +96,7 @@ class Request:
         default=None,
         metadata=told(
             "fuse attention alone: leave the norms, gated products and rotary positions around it",
-            details='It is "attention" or None. The routes onnx and npu and several ranks always do so.',
+            details='It is "attention" or None. Several ranks always do so.',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),
         ),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 import onnx_ir as ir
 
 from fa_compiler.atc.job import Input, Job, RouteResult
+from fa_compiler.atc.layer import Step, layer_of
 from fa_compiler.atc.sizes import Size
 from fa_compiler.errors import InputError, InternalError, one_line
 from fa_compiler.lowering.ascend.air import AirError, write
@@ -36,6 +37,7 @@ def build(job: Job) -> RouteResult:
     ends = list(graph.root.of_type("NetOutput"))
     details = {
         "operators": operators_of(graph),
+        "layer": layer_of(_steps(graph), job),
         "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
     }
     return RouteResult(FILE, 1, inputs_of(graph), _fused(graph), details, notes, _constants(graph))
@@ -85,6 +87,12 @@ def _prototypes(cann: str) -> dict[str, OpSpec]:
 def operators_of(graph: Model) -> dict[str, int]:
     """The number of operators of each type."""
     return dict(sorted(Counter(op.type for part in graph.graphs for op in part.ops).items()))
+
+
+def _steps(graph: Model) -> Iterator[Step]:
+    """The operators of the main graph, with those that they read."""
+    for op in graph.root.ops:
+        yield Step(op.name, op.type, [source.op for source in op.inputs if source is not None])
 
 
 def inputs_of(graph: Model) -> list[Input]:

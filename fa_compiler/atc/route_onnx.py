@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import onnx
 import onnx_ir as ir
 
 from fa_compiler.atc.job import Input, Job, RouteResult, check_inference
+from fa_compiler.atc.layer import Step, layer_of
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Severity
@@ -21,12 +22,12 @@ from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only
 from fa_compiler.lowering.ascend.onnx_route.check import check
 from fa_compiler.lowering.ascend.onnx_route.errors import grouped
 from fa_compiler.lowering.ascend.onnx_route.fused import fused_ops
-from fa_compiler.lowering.ascend.onnx_route.npu import OP, Replaced, to_npu, to_prompts
+from fa_compiler.lowering.ascend.onnx_route.npu import Replaced, to_npu, to_prompts
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.dtypes import from_onnx
 from fa_compiler.passes.answer.options import EMPTY_BIAS
-from fa_compiler.passes.answer.report import Block, first_of
+from fa_compiler.passes.answer.report import Around, Block, first_of
 from fa_compiler.passes.ir.nodes import all_nodes, remember_versions
 from fa_compiler.passes.values.declared import correct_shapes
 from fa_compiler.passes.values.shapes import analyse
@@ -62,7 +63,7 @@ def build(job: Job) -> RouteResult:
 
 
 def build_npu(job: Job) -> RouteResult:
-    """Write `model.onnx` with attention as operators for which the parser brings its own plugins.
+    """Write `model.onnx` with the fused nodes as operators for which the parser brings its own plugins.
 
     Raises:
         InputError: an attention has no such form, the parser does not take a node, or the model cannot run with the
@@ -80,6 +81,7 @@ def build_npu(job: Job) -> RouteResult:
         message = str(_input_error(job, error))
         raise InputError(message if OTHER_ROUTES in message else f"{message}; try {OTHER_ROUTES}") from None
     job.report.blocks = [_as_written(block, prompts, written) for block in job.report.blocks]
+    job.report.around = [_around_as_written(line, written) for line in job.report.around]
     _lower(job, model)
     return _written(job, model, fused, notes)
 
@@ -93,7 +95,13 @@ def _as_written(block: Block, prompts: Mapping[str, Replaced], written: Mapping[
         return block
     steps.append(written[name])
     assumed = dict.fromkeys((*block.assumed, *(word for step in steps for word in step.assumed)))
-    return replace(block, op=OP, node=steps[-1].node, layout=steps[-1].layout, assumed=tuple(assumed))
+    return replace(block, op=steps[-1].op, node=steps[-1].node, layout=steps[-1].layout, assumed=tuple(assumed))
+
+
+def _around_as_written(line: Around, written: Mapping[str, Replaced]) -> Around:
+    """A line of the report with the node that the file has for it."""
+    found = written.get(line.node or "")
+    return line if found is None else replace(line, op=found.op, node=found.node)
 
 
 def _check_sizes(job: Job) -> None:
@@ -149,9 +157,17 @@ def _written(job: Job, model: ir.Model, fused: list[Op], notes: list[str], befor
     details = {
         "opset": next(entry.version for entry in proto.opset_import if not entry.domain),
         "operators": dict(sorted(Counter(node.op_type for node in all_nodes(model.graph)).items())),
+        "layer": layer_of(_steps(proto.graph), job),
         "outputs": [value.name for value in proto.graph.output],
     }
     return RouteResult(FILE, 5, _inputs(proto, job), fused, details, notes, before=before)
+
+
+def _steps(graph: onnx.GraphProto) -> Iterator[Step]:
+    """The nodes of the main graph, with those that they read. ATC's parser makes several operators of some of them."""
+    makers = {value: node.name for node in graph.node for value in node.output}
+    for node in graph.node:
+        yield Step(node.name, node.op_type, [makers[value] for value in node.input if value in makers])
 
 
 def _open(diagnostics: Sequence[FileDiagnostic]) -> list[str]:

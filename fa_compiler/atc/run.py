@@ -34,7 +34,6 @@ from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Options, Report
-from fa_compiler.passes.answer.options import ATTENTION_ONLY
 from fa_compiler.passes.answer.report import Progress
 from fa_compiler.pipeline.fusing import copy_of
 from fa_compiler.pipeline.fusing import run as optimise
@@ -89,9 +88,9 @@ def run(
     check_request(request)
     check_target(output)
     parallel = request.parallel
-    only = request.only if request.route == AIR else ATTENTION_ONLY
-    options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume, only=only)
-    options = dataclasses.replace(options, decoding=request.route != NPU, divided=parallel is not None)
+    soc, only = request.soc.name, request.only
+    options = make_options("ascend", soc_version=soc, cann=request.cann, assume=request.assume, only=only)
+    options = dataclasses.replace(options, parser_plugins=request.route == NPU, divided=parallel is not None)
     loaded = load(model)
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)

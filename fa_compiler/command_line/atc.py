@@ -32,6 +32,8 @@ def atc(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         for note in built.notes:
             print(printable(f"note: {note}"))
+        if (layer := built.details.get("layer")) is not None:
+            print(f"one layer: {layer['operators']} operators, {layer['kernels']} of them kernels")
         print(printable(f"wrote {args.output}"))
         for line in run.next_steps(args.output, built):
             print(printable(line))

@@ -7,6 +7,7 @@ import argparse
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.render import print_table
 from fa_compiler.op_registry import commands, runtimes, variants
+from fa_compiler.op_registry.around_kernels import around_matrix
 from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.report import printable
 
@@ -35,8 +36,10 @@ def show_op(args: argparse.Namespace) -> int:
 
 
 def show_runtimes(_: argparse.Namespace) -> int:
-    """Print what runtimes take of the attention operators of ONNX and ONNX Runtime, as Markdown."""
+    """Print what runtimes take of the operators of ONNX and ONNX Runtime for attention and around it, as Markdown."""
     print(runtimes.matrix())
+    print()
+    print(around_matrix())
     return OK
 
 

@@ -111,7 +111,8 @@ def _runtime(name: str | Runtime | None) -> Runtime | None:
 class Options:
     """Options of one optimisation run. The texts at the fields tell users what an option does.
 
-    Without `decoding` nothing becomes IncreFlashAttention, because that of ATC's own parser does not work. A model that
+    A model for the `parser_plugins` that ATC itself has gets only what they write: nothing becomes IncreFlashAttention,
+    whose plugin does not work, and around attention op_registry/parser_plugins.py says what they read. A model that
     is to be `divided` along the sequence keeps as masks what a rank cannot have: packed sequences, whose ends it does
     not know, and bands that leave out the key of the row itself.
 
@@ -189,13 +190,13 @@ class Options:
         kw_only=True,
         metadata=told(
             "fuse attention alone: leave the norms, gated products and rotary positions around it",
-            details='It is "attention" or None, and goes with the target "ascend".',
+            details='It is "attention" or None, and goes with the targets "ascend", "onnx" and "contrib".',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),
             read=_only,
         ),
     )
-    decoding: bool = True
+    parser_plugins: bool = field(default=False, kw_only=True)
     in_place_caches: bool = field(
         default=False,
         kw_only=True,
@@ -209,8 +210,11 @@ class Options:
 
     @property
     def fuses_around(self) -> bool:
-        """Are norms and gated activations around attention fused, too? A rank of a divided model keeps them."""
-        return self.target == "ascend" and self.only is None and not self.divided
+        """Are norms, gated activations and rotary positions around attention fused, too? A rank of a divided model
+        keeps them. For ONNX and ONNX Runtime this needs a runtime, because others may not know the operators."""
+        if self.only is not None or self.divided:
+            return False
+        return self.target == "ascend" or (self.is_standard and self.runtime is not None)
 
     @property
     def is_standard(self) -> bool:
@@ -242,8 +246,8 @@ class Options:
         reasons = {
             "caches in place need --target ort, the default": self.in_place_caches and self.target != "ort",
             "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
-            "--only needs --target ascend: for the others only attention is fused": self.only is not None
-            and self.target != "ascend",
+            "--only needs --target ascend, onnx or contrib: for ort only attention is fused": self.only is not None
+            and self.target == "ort",
             "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)

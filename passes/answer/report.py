@@ -150,6 +150,11 @@ class Code(StrEnum):
         "the fused node would break a constraint of the target",
         "--target ort of optimize has fewer limits; another --soc-version or --cann may take it, too",
     )
+    PARSER = (
+        "parser",
+        "ATC's own parser has no plugin for the operator, or one that does not read its attributes",
+        "--route air takes it, and --route onnx with a plugin",
+    )
     RUNTIME = (
         "runtime",
         "the target's operators, or the runtime's kernels of them, do not take what the attention needs",

@@ -127,7 +127,7 @@ def _cut(
         return None
     if found.whole is None or not found.gate_first:  # 9
         return (gate, up), {"dim": -1, "interleaved": False}, ()
-    return ((found.whole,), {"dim": -1, "interleaved": False}, found.nodes) if found.dim == last else None  # 8
+    return ((found.whole,), {"dim": -1, "interleaved": False}, found.nodes) if found.dim == -1 else None  # 8
 
 
 def _clipped(value: ir.Value, info: ShapeInfo) -> _Clipped | None:

@@ -1,27 +1,30 @@
-"""Puts Ascend's operators in the places of what is around attention: norms, gated activations, rotary positions.
+"""Puts operators in the places of what is around attention: norms, gated activations, rotary positions. Those of Ascend
+are put here; standard.py has those of ONNX and ONNX Runtime.
 
 Rotary positions come before the attention. It reads their results, and the Transposes of heads and tokens behind them
 then become a part of its layout. Norms and gates come after it: they are no part of an attention, so the order changes
 none. A sum goes to the first norm that reads it.
 
-Nothing is emitted that could not be run here: the function bodies that a file holds (lowering/onnx_file) need opset 13,
-and those with casts compute float32 only below opset 15.
+Nothing of Ascend is emitted that could not be run here: the function bodies that a file holds (lowering/onnx_file) need
+opset 13, and those with casts compute float32 only below opset 15.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get, verify
 from fa_compiler.op_registry.errors import UnknownVariant
+from fa_compiler.op_registry.parser_plugins import plugin_misfit
 from fa_compiler.passes.answer.budget import limited_attempt
-from fa_compiler.passes.answer.decline import Decline, attempt, label
+from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Around, Code
 from fa_compiler.passes.around import clipped, gelu, layer_norm, rms_norm, rotary, rotary_ops, rows, swiglu
+from fa_compiler.passes.around.lines import first_built
 from fa_compiler.passes.around.records import (
     FLOAT,
     INTERLEAVE,
@@ -33,6 +36,7 @@ from fa_compiler.passes.around.records import (
     known_shape,
 )
 from fa_compiler.passes.around.rotary_ops import RotaryOp
+from fa_compiler.passes.around.standard import StandardFuser
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
@@ -49,16 +53,19 @@ Found = Norm | SummedNorm | Activation | Rotary | RotaryOp
 
 def fuse_positions(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
     """Fuse the rotary positions of one graph. Returns a line for each, in the order of the graph."""
-    return _fused(graph, facts, names, _Fuser.rotary_at)
+    return _fused(graph, facts, names, lambda fuser, node: fuser.rotary_at(node))
 
 
 def fuse_around(graph: ir.Graph, facts: Facts, names: Names) -> list[Around]:
     """Fuse the norms and gated activations of one graph. Returns a line for each, in the order of the graph."""
-    return _fused(graph, facts, names, _Fuser.norm_or_activation_at)
+    return _fused(graph, facts, names, lambda fuser, node: fuser.norm_or_activation_at(node))
 
 
-def _fused(graph: ir.Graph, facts: Facts, names: Names, at: Callable[[_Fuser, ir.Node], Around | None]) -> list[Around]:
-    fuser = _Fuser(Builder(graph, names, facts.info), facts)
+def _fused(
+    graph: ir.Graph, facts: Facts, names: Names, at: Callable[[_Fuser | StandardFuser, ir.Node], Around | None]
+) -> list[Around]:
+    kind = StandardFuser if facts.options.is_standard else _Fuser
+    fuser = kind(Builder(graph, names, facts.info), facts)
     lines = [at(fuser, node) for node in list(graph) if node.graph is graph and not is_dead(node)]
     if fuser.made:
         restore_order(graph)
@@ -99,24 +106,7 @@ class _Fuser:
 
     def _fused(self, node: ir.Node, found: Iterable[Found] | Decline) -> Around | None:
         """Build the first that the product takes; None where there is none."""
-        if isinstance(found, Decline):
-            return _declined(node, found)
-        refusal: Decline | None = None
-        for one in found:
-            line = attempt(lambda one=one: self._built(one))  # type: ignore[misc]
-            if not isinstance(line, Decline):
-                return line
-            refusal = refusal or line
-        return None if refusal is None else _declined(node, refusal)
-
-    def _built(self, found: Found) -> Around:
-        """Emit the operator. Raises Decline, and then leaves nothing behind."""
-        place = self.builder.place
-        line = attempt(lambda: self._emitted(found))
-        if isinstance(line, Decline):
-            self.builder.go_back(place)
-            raise line
-        return line
+        return first_built(node, found, self.builder, self._emitted)
 
     def _emitted(self, found: Found) -> Around:
         if isinstance(found, Activation):
@@ -298,6 +288,7 @@ class _Fuser:
         if broken is not None:
             reason = f"{node.op_type} breaks {broken.constraint} for {options.platform}: {broken.message}"
             raise Decline(Code.ILLEGAL, reason, anchor, "")
+        self._expect_plugin(node, anchor)
         name, op = label(anchor) or "", node.op_type
         self.builder.graph.append(node)
         self.made.append(node)
@@ -307,7 +298,10 @@ class _Fuser:
         removed = sum(one in nodes for one, _ in swept.nodes)
         return Around(name, "fused", op, node.name or "", replaced=removed, added=1 + more, rounded=rounded)
 
-
-def _declined(node: ir.Node, decline: Decline) -> Around:
-    line = Around(label(node) or "", "declined", code=decline.code, reason=decline.reason)
-    return replace(line, culprit=label(decline.culprit), hint=decline.hint)
+    def _expect_plugin(self, node: ir.Node, anchor: ir.Node) -> None:
+        """Raises Decline where the file is for the plugins of ATC's own parser, and none of them writes the node."""
+        options = self.facts.options
+        attrs = {name: attr.value for name, attr in node.attributes.items()}
+        misfit = plugin_misfit(node.op_type, attrs, options.cann) if options.parser_plugins else None
+        if misfit is not None:
+            raise Decline(Code.PARSER, misfit, anchor)

@@ -29,8 +29,9 @@ PRODUCTS = ("MatMul", "Gemm")
 
 @dataclass(frozen=True)
 class Source:
-    """The tensor whose halves along the axis `dim` the two operands are, and the nodes that cut it; without one, they
-    are two tensors, to be joined along their last axis. `gate_first` tells the order of the halves."""
+    """The tensor whose halves along the axis `dim`, counted from the back, the two operands are, and the nodes that cut
+    it; without one, they are two tensors, to be joined along their last axis. `gate_first` tells the order of the
+    halves."""
 
     whole: ir.Value | None = None
     dim: int = -1
@@ -44,7 +45,8 @@ def source(gate: ir.Value, up: ir.Value, nodes: Sequence[ir.Node], info: ShapeIn
         halves = halves_of(gate, up, info) if gate_first else halves_of(up, gate, info)  # 1, 2 and 3
         if halves is not None:
             alone = all(is_read_by(value, nodes) for value in (gate, up))
-            return Source(halves.whole, halves.axis, gate_first, halves.nodes) if alone else None
+            dim = halves.axis - len(info.shape(gate) or ())
+            return Source(halves.whole, dim, gate_first, halves.nodes) if alone else None
     return Source() if _is_product(gate) and _is_product(up) else None  # 4
 
 

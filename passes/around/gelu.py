@@ -23,7 +23,8 @@ One that has it written out rounds inside of Gelu as well, and the report says s
 overflow in float16, where the operator does not. That all numbers are finite is assumed for Ascend; without this
 assumption 16 bits are declined.
 
-A Gelu that anything but the product reads is no part of GeGluV2.
+Two tensors are joined with the gate behind, which is the operator's default. A Gelu that anything but the product reads
+is no part of GeGluV2.
 """
 
 from __future__ import annotations
@@ -107,8 +108,9 @@ def _gated(node: ir.Node, gelu: Gelu, info: ShapeInfo) -> Activation | None:
     found, dtype = source(gate, up, nodes, info), info.dtype(gate)
     if found is None or info.dtype(up) != dtype:
         return None
-    attrs = {"dim": found.dim, "approximate": int(not gelu.is_exact), "activate_left": found.gate_first}
-    given = (gate, up) if found.whole is None else (found.whole,)
+    attrs = {"dim": found.dim, "approximate": int(not gelu.is_exact)}
+    attrs["activate_left"] = found.whole is not None and found.gate_first
+    given = (up, gate) if found.whole is None else (found.whole,)
     rounded = gelu.is_written_out and dtype in SIXTEEN_BITS
     return Activation(node, "GeGluV2", attrs, given, last.outputs[0], (*found.nodes, *nodes), rounded)
 

@@ -1,4 +1,5 @@
-"""Rules for the operators of op_registry, which fused models contain and an input model may contain already.
+"""Rules for the operators of op_registry, which fused models contain and an input model may contain already, and for
+the nodes of ATC's own parser that mean them.
 
 They use the registry's own shape inference. The registry writes a symbolic size as text, so a text in its result stands
 for the size that the text was made of.
@@ -6,7 +7,8 @@ for the size that the text was made of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 import onnx_ir as ir
 
@@ -21,13 +23,25 @@ from fa_compiler.op_registry import (
     infer,
     names,
 )
+from fa_compiler.op_registry.parser_plugins import NPU, PARSER_PLUGINS
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ops.context import Context, Fact, rule
 
 
 @rule(*filter(can_infer, names()), domain=DOMAIN)
 def _registered(ctx: Context) -> list[Fact]:
-    return _inferred(ctx, ctx.node.op_type, list(ctx.node.attributes))
+    return _inferred(ctx, ctx.node.op_type, {name: ctx.attr(name) for name in ctx.node.attributes})
+
+
+_PLUGIN_NODES = {plugin.node: op_type for op_type, plugin in PARSER_PLUGINS.items()}
+
+
+@rule(*_PLUGIN_NODES, domain=NPU)
+def _plugin(ctx: Context) -> list[Fact]:
+    """The node of a plugin of ATC's own parser."""
+    op_type = _PLUGIN_NODES[ctx.node.op_type]
+    read = {name: ctx.attr(name) for name in PARSER_PLUGINS[op_type].read if name in ctx.node.attributes}
+    return _inferred(ctx, op_type, {**PARSER_PLUGINS[op_type].fixed, **read})
 
 
 @rule("LinearAttention")
@@ -36,13 +50,13 @@ def _linear_attention(ctx: Context) -> list[Fact]:
     """It has the first inputs and the results of FlashLinearAttention. With a state_window its states are others."""
     if ctx.int_attr("state_window", 0):
         return []
-    return _inferred(ctx, "FlashLinearAttention", ["q_num_heads", "kv_num_heads"])
+    attrs = {name: ctx.attr(name) for name in ("q_num_heads", "kv_num_heads")}
+    return _inferred(ctx, "FlashLinearAttention", attrs)
 
 
-def _inferred(ctx: Context, operator: str, attributes: Iterable[str]) -> list[Fact]:
-    """The results of an operator of the registry with these attributes of the node."""
+def _inferred(ctx: Context, operator: str, attrs: Mapping[str, Any]) -> list[Fact]:
+    """The results of an operator of the registry with these attributes."""
     spec = get(operator)
-    attrs = {name: ctx.attr(name) for name in attributes}
     sizes: dict[str, Dim] = {}
     given = [_info(ctx.fact(index), sizes) if ctx.has(index) else None for index in range(len(ctx.facts))]
     try:

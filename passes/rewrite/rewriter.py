@@ -199,7 +199,7 @@ class Rewriter:
         missed: list[Missed] = []
         if companion is not None:
             match = companion.adapted(match)
-        elif self.options.decoding:
+        elif not self.options.parser_plugins:
             paged = self.attempt(lambda: self._emit_paged(match, candidates, missed))
             if isinstance(paged, Decline):
                 missed.append(paged.as_missed(MissedCode.GATHERED_PAGES, match.node))
@@ -300,7 +300,7 @@ class Rewriter:
         """Add the operator that computes the attention: that of the form, or the best that the target has. Raises
         Decline."""
         companion, standard = form.companion, form.standard
-        if companion is None and standard is None and self.options.decoding:
+        if companion is None and standard is None and not self.options.parser_plugins:
             made = self._incre_flash(match, plan, operands, emitter, missed, form.pages)
             if made is not None:
                 return made

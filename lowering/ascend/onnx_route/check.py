@@ -3,9 +3,9 @@
     reading     not protobuf, or 2 GiB and more (E13005); no inputs or no outputs (E16001)
     pre-check   a name used twice (E13009); an operator without a plugin (E13010); a domain that is not imported
                 (E19999)
-    nodes       faults of the parser's own attention plugins; attributes and inputs that the other plugins do not take
-                (`plugin_reads.tsv`); an output without a name together with an absent input; more tensors than the
-                operator has; types (E19999)
+    nodes       faults of the parser's own plugins for attention and around it; attributes and inputs that the other
+                plugins do not take (`plugin_reads.tsv`); an output without a name together with an absent input; more
+                tensors than the operator has; types (E19999)
     later       an input that no node makes, an absent input in a branch (E11019); missing required attributes and
                 inputs; operators that a plugin builds wrongly
     never       attributes that a plugin does not read; weights that are read from the wrong position; outputs that
@@ -33,6 +33,7 @@ from fa_compiler.lowering.ascend.onnx_route.input_facts import input_facts
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plugin_mismatches
 from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
 from fa_compiler.op_registry import names as operators
+from fa_compiler.op_registry.parser_plugins import PARSER_PLUGINS, plugin_misfit
 from fa_compiler.passes.ir.nodes import STANDARD
 
 LIMIT = (1 << 31) - 1
@@ -69,7 +70,12 @@ REQUIRED = {
     "NPUFlashAttention": ("head_num", "input_layout"),
     "NPUIncreFlashAttention": ("num_heads", "input_layout"),
     "NPUPromptFlashAttention": ("num_heads", "input_layout"),
+    "NPURotaryPositionEmbedding": ("mode",),
 }
+
+PLUGIN_NODES = {plugin.node: op_type for op_type, plugin in PARSER_PLUGINS.items()}
+"""The operators around attention, by the nodes of the parser's own plugins."""
+WRITE_AS_READ = "write the operator by --route air or onnx"
 
 Domains = Mapping[str, int]
 
@@ -239,6 +245,8 @@ def _empty_outputs(graphs: list[onnx.GraphProto]) -> Iterator[FileDiagnostic]:
 def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[FileDiagnostic]:
     if node.domain in own:
         yield from _own(node)
+    elif node.op_type in PLUGIN_NODES:
+        yield from _around(node)
     elif node.op_type.startswith("NPU") and node.op_type in REQUIRED:
         yield from _attention(node)
     elif node.op_type == "If" and sorted(attr.name for attr in node.attribute) != ["else_branch", "then_branch"]:
@@ -295,6 +303,28 @@ def _attention(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
         yield BROKEN(_label(node), "the parser's plugin leaves the keys and values unconnected")
     elif node.op_type == "NPUPromptFlashAttention" and not {"pre_tokens", "next_tokens"} <= given:
         yield BROKEN(_label(node), "the parser's plugin treats absent pre_tokens and next_tokens as 0", "write both")
+
+
+def _around(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
+    """The diagnostics of a node for the parser's own plugin of an operator around attention."""
+    op_type = PLUGIN_NODES[node.op_type]
+    attrs = {attr.name: _plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
+    for name in REQUIRED.get(node.op_type, ()):
+        if name not in attrs:
+            yield PARAMS(_label(node), f"the attribute {name} is absent, which the parser's plugin needs")
+    spec = get(op_type)
+    for names, count in ((node.input, len(spec.inputs)), (node.output, len(spec.outputs))):
+        if any(names[count:]):
+            yield TENSORS(_label(node), f"{op_type} has {count} of these tensors, and the node has {len(names)}")
+    unknown = next((name for name in attrs if name not in spec.attr_names), None)
+    if unknown is not None:
+        yield UNREAD(_label(node), f"{node.op_type} of ATC's own parser does not read {unknown}", WRITE_AS_READ)
+    elif (misfit := plugin_misfit(op_type, {**PARSER_PLUGINS[op_type].fixed, **attrs})) is not None:
+        yield UNREAD(_label(node), misfit, WRITE_AS_READ)
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _own(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:

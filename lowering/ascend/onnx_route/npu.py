@@ -1,7 +1,10 @@
-"""Attention as NPUPromptFlashAttention of the domain npu, for which ATC's own ONNX parser has a plugin.
+"""The fused operators as nodes of the domain npu, for which ATC's own ONNX parser has plugins.
 
-The plugin passes on every attribute that is written; it treats an absent window as 0. It connects 3, 5, 7, 9 or 12
-inputs, none of which may be absent. So the inputs are
+Attention becomes NPUPromptFlashAttention. What is around it was fused only where a plugin of
+op_registry/parser_plugins.py writes it, and becomes the node of this plugin with the attributes that it reads.
+
+The plugin of attention passes on every attribute that is written; it treats an absent window as 0. It connects 3, 5,
+7, 9 or 12 inputs, none of which may be absent. So the inputs are
 
     query, key, value alone   these three
     with a bias and a mask    these are inputs 3 and 4
@@ -25,6 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, problem_at
 from fa_compiler.op_registry import DOMAIN, bind_inputs, full_attrs, get, verify
+from fa_compiler.op_registry.parser_plugins import NPU, NPU_VERSION, PARSER_PLUGINS
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import EMPTY_BIAS, HALF_ATTENTION, Options
 from fa_compiler.passes.emit.build import PREFIX, Builder, Names
@@ -35,7 +39,6 @@ from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.prompt import PromptCall
 from fa_compiler.passes.values.shapes import analyse
 
-NPU, NPU_VERSION = "npu", 1
 OP = "NPUPromptFlashAttention"
 ATTRIBUTES = (
     *("num_heads", "input_layout", "scale_value", "pre_tokens", "next_tokens", "num_key_value_heads", "sparse_mode"),
@@ -48,10 +51,12 @@ _SWAP = {"perm": (1, 0, 2)}
 
 @dataclass(frozen=True)
 class Replaced:
-    """The node that took the place of an attention, its layout, and what of the user's assumptions it needs."""
+    """The node that took the place of a fused one, its operator, the layout of an attention, and what of the user's
+    assumptions it needs."""
 
     node: str
-    layout: str
+    op: str
+    layout: str | None = None
     assumed: tuple[str, ...] = ()
 
 
@@ -73,7 +78,7 @@ def to_prompts(model: ir.Model, options: Options) -> dict[str, Replaced]:
         builder = Builder(graph, names, info)
         for node in [node for node in graph if node.domain == DOMAIN]:
             try:
-                if node.op_type != prompt.OP:
+                if node.op_type != prompt.OP and node.op_type not in PARSER_PLUGINS:
                     replaced[node.name or ""] = _to_prompt(node, builder, options)
             except Decline as decline:
                 own = None if decline.hint == decline.code.advice else decline.hint
@@ -88,7 +93,7 @@ def to_prompts(model: ir.Model, options: Options) -> dict[str, Replaced]:
 
 
 def to_npu(model: ir.Model, empty_bias: bool) -> dict[str, Replaced]:
-    """Write every PromptFlashAttention of our domain as the parser's NPUPromptFlashAttention, in place.
+    """Write every node of our domain as that of the parser's plugin, in place; attention is a PromptFlashAttention.
 
     Returns:
         What took the place of each, by its name.
@@ -104,7 +109,9 @@ def to_npu(model: ir.Model, empty_bias: bool) -> dict[str, Replaced]:
         builder = Builder(graph, names, analyse(model))
         for node in [node for node in graph if node.domain == DOMAIN]:
             try:
-                replaced[node.name or ""] = _to_npu(node, builder, empty_bias)
+                is_around = node.op_type in PARSER_PLUGINS
+                made = _around(node, builder) if is_around else _to_npu(node, builder, empty_bias)
+                replaced[node.name or ""] = made
             except UnsupportedNode as reason:
                 problems.append(problem_at(node, str(reason)))
         if not problems:
@@ -135,7 +142,8 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> Replaced:
         result = builder.cast(result, wanted)
     replace_value(old, builder.op("Transpose", [result], wanted, _SWAP) if turned else result)
     sweep(builder.graph, [node])
-    return Replaced(made.name or "", text_attr(made, "input_layout", ""), (HALF_ATTENTION,) if is_cast else ())
+    assumed = (HALF_ATTENTION,) if is_cast else ()
+    return Replaced(made.name or "", prompt.OP, text_attr(made, "input_layout", ""), assumed)
 
 
 def _turn(node: ir.Node, builder: Builder) -> bool:
@@ -183,7 +191,21 @@ def _to_npu(node: ir.Node, builder: Builder, empty_bias: bool) -> Replaced:
     out.name = builder.names.new(f"{made.name}_attention_out")
     replace_value(old, out)
     sweep(builder.graph, [node])
-    return Replaced(made.name or "", str(attrs["input_layout"]), assumed)
+    return Replaced(made.name or "", OP, str(attrs["input_layout"]), assumed)
+
+
+def _around(node: ir.Node, builder: Builder) -> Replaced:
+    """The node of a plugin in the place of an operator around attention, with the attributes that the plugin reads."""
+    plugin = PARSER_PLUGINS[node.op_type]
+    attrs = [node.attributes[name] for name in plugin.read]
+    name, outputs = builder.names.new(f"{PREFIX}_{plugin.node}"), len(node.outputs)
+    made = ir.Node(NPU, plugin.node, node.inputs, attrs, num_outputs=outputs, name=name)
+    builder.graph.append(made)
+    for place, (old, out) in enumerate(zip(node.outputs, made.outputs, strict=True)):
+        out.name = builder.names.new(f"{name}_output_{place}")
+        replace_value(old, out)
+    sweep(builder.graph, [node])
+    return Replaced(name, plugin.node)
 
 
 def _nothing_masked(inputs: Mapping[str, ir.Value], layout: str, builder: Builder) -> ir.Value:

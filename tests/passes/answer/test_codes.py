@@ -39,11 +39,12 @@ class Provoked:
     model: Callable[[], onnx.ModelProto]
     target: Target = "ort"
     steps: int = budget.STEPS
+    parser_plugins: bool = False
 
     def report(self, model: onnx.ModelProto) -> Report:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(budget, "STEPS", self.steps)
-            return fuse(ir.from_proto(model), Options(self.target))
+            return fuse(ir.from_proto(model), Options(self.target, parser_plugins=self.parser_plugins))
 
 
 def text(body: str, more: str = "", **options: str) -> Callable[[], onnx.ModelProto]:
@@ -143,6 +144,14 @@ PROVOKED: dict[Code, Provoked] = {
     ),
     Code.ILLEGAL: Provoked(after("x = Identity(s)", inputs=LONG, outputs="float[B,4,S,16] y"), "ascend"),
     Code.RUNTIME: Provoked(after("x = Tanh(s)"), "contrib"),
+    Code.PARSER: Provoked(
+        text(
+            "a, b = Split<axis=-1>(q) s = Sigmoid(a) t = Mul(a, s) y = Mul(t, b)",
+            outputs="float[B,4,S,4] y",
+        ),
+        "ascend",
+        parser_plugins=True,
+    ),
     Code.LINEAR: Provoked(
         text(
             "s = Conv(q, w) a = Relu(s) at = Transpose<perm=[0,2,1]>(a) m = MatMul(at, a) y = MatMul(m, at)",

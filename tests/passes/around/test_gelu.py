@@ -53,7 +53,7 @@ def test_spellings(spelling: str) -> None:
     line = only_line(report)
     assert (line.status, line.op, line.added, line.rounded) == ("fused", "GeGluV2", 1, False)
     assert others(result) == []
-    expected = {"dim": 2, "approximate": int(spelling in BY_TANH), "activate_left": True}
+    expected = {"dim": -1, "approximate": int(spelling in BY_TANH), "activate_left": True}
     assert attributes(result) == expected
     assert_equal(proto, result)
 
