@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import erf, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -68,3 +69,68 @@ class DequantizeLinear(OpRun):
 
         zero = np.zeros((), np.int32) if zero_point is None else along_axis(zero_point).astype(np.int32)
         return (((x.astype(np.int32) - zero) * along_axis(scale)).astype(scale.dtype),)
+
+
+class Gelu(OpRun):
+    """The exact Gelu."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Array) -> tuple[Array]:
+        share = np.vectorize(erf, otypes=[np.float64])(x / sqrt(2))
+        return ((0.5 * x * (1 + share)).astype(x.dtype),)
+
+
+class FastGelu(OpRun):
+    """Gelu by tanh, of x and a bias."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Array, bias: Array | None = None) -> tuple[Array]:
+        y = x if bias is None else x + bias
+        share = np.tanh(sqrt(2 / pi) * (y + 0.044715 * y**3))
+        return ((0.5 * y * (1 + share)).astype(x.dtype),)
+
+
+class SimplifiedLayerNormalization(OpRun):
+    """RMSNorm along the last axis, and the reciprocal of the root."""
+
+    op_domain = ""
+
+    def _run(self, x: Array, weight: Array, epsilon: float = 1e-5, **_: Any) -> tuple[Array, ...]:
+        rate = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + epsilon)
+        return (x * rate * weight).astype(weight.dtype), rate
+
+
+class SkipSimplifiedLayerNormalization(OpRun):
+    """RMSNorm of a sum, and the sum."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, x: Array, skip: Array, weight: Array, bias: Array | None = None, epsilon: float = 1e-12
+    ) -> tuple[Array, ...]:
+        total = x + skip if bias is None else x + skip + bias
+        rate = 1 / np.sqrt((total * total).mean(-1, keepdims=True) + epsilon)
+        return (total * rate * weight).astype(x.dtype), rate, rate, total
+
+
+class SkipLayerNormalization(OpRun):
+    """LayerNorm of a sum, and the sum."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self,
+        x: Array,
+        skip: Array,
+        gamma: Array,
+        beta: Array | None = None,
+        bias: Array | None = None,
+        epsilon: float = 1e-12,
+    ) -> tuple[Array, ...]:
+        total = x + skip if bias is None else x + skip + bias
+        mean = total.mean(-1, keepdims=True)
+        rate = 1 / np.sqrt(((total - mean) ** 2).mean(-1, keepdims=True) + epsilon)
+        scaled = (total - mean) * rate * gamma
+        return (scaled if beta is None else scaled + beta).astype(x.dtype), mean, rate, total

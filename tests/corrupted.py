@@ -524,6 +524,31 @@ def _rotary(rng: Rng) -> Parts:
     return inputs, {"mode": mode}
 
 
+def _latent(rng: Rng) -> Parts:
+    b, s, heads, dtype = 2, int(rng.integers(1, 4)), 1, _pick(rng, (np.float16, ml_dtypes.bfloat16))
+    mode = _pick(rng, ("Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"))
+    has_v, eight_bits = bool(rng.integers(0, 2)), bool(rng.integers(0, 2))
+    heads = 2 if has_v else 1
+    turned, key, value, size = 32, 64 if has_v else 32, 32, 32
+    width = key if has_v else value + turned
+    inputs = {"kv": _floats(rng, b, heads, s, width, dtype=dtype)}
+    inputs["gamma"] = _floats(rng, key if has_v else value, dtype=dtype)
+    inputs |= {name: _floats(rng, b, heads, _pick(rng, (1, s)), turned, dtype=dtype) for name in ("cos",)}
+    inputs["sin"] = _floats(rng, *inputs["cos"].shape, dtype=dtype)
+    inputs["index"] = np.arange(b * s).reshape(b, s) if mode == "Norm" else np.arange(b * s)
+    if "BLK" in mode:
+        inputs["index"] = np.arange(b) * size
+    for name, own in (("k_cache", key), ("ckv_cache", value)):
+        shape = (b, heads, 8, own) if mode == "Norm" else (3, size, heads, own)
+        inputs[name] = rng.integers(-9, 9, shape).astype(np.int8 if eight_bits else dtype)
+    if eight_bits:
+        inputs |= {"k_rope_scale": _floats(rng, heads, key), "c_kv_scale": _floats(rng, heads, value)}
+        inputs |= {"c_kv_offset": _floats(rng, heads, value)} if rng.integers(0, 2) else {}
+    if has_v:
+        inputs["v"] = _floats(rng, b, heads, s, value, dtype=dtype)
+    return inputs, {"cache_mode": mode, "is_output_kv": bool(rng.integers(0, 2))}
+
+
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
@@ -552,6 +577,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "CausalConv1d": (_line_convolution,),
     "FusedCausalConv1d": (_added_convolution,),
     "RotaryPositionEmbedding": (_rotary,),
+    "KvRmsNormRopeCache": (_latent,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

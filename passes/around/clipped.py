@@ -6,7 +6,8 @@
 Grammar; the code cites the numbers of the cases, and gates.py says where gate and up come from:
 
     clipped gate :=
-      1     Clip(gate, none, limit) | Min(gate, limit)
+      1     Clip(gate, none, limit) | Min(gate, limit)          this Clip makes the lowest number of minus infinity, and
+                                           the operator does not: declined unless all numbers are finite, as is assumed
     clipped up :=
       2     Clip(up, -limit, limit) | Max(Min(up, limit), -limit) | Min(Max(up, -limit), limit)    the same limit
     swish :=
@@ -36,7 +37,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline
-from fa_compiler.passes.answer.options import Options
+from fa_compiler.passes.answer.options import NON_FINITE_SCORES, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.gates import is_read_by, source
 from fa_compiler.passes.around.halves import pairs_of
@@ -70,6 +71,10 @@ def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activa
     if not is_closed(nodes):
         raise Decline(Code.READ_INSIDE, "a number inside of the gated activation is read elsewhere", node)
     expect_finite(dtype, options, node)
+    if parts.gate.low > -inf and NON_FINITE_SCORES in options.assume:  # 1
+        reason = "the gate is clipped to finite numbers, and the operator does not clip a gate of minus infinity"
+        hint = f"leave out --assume {NON_FINITE_SCORES} if all numbers are finite"
+        raise Decline(Code.ILLEGAL, reason, parts.gate.nodes[-1], hint)
     attrs = {"alpha": parts.alpha, "limit": parts.gate.high, "bias": parts.bias, **cut}
     result = nodes[-1].outputs[0]
     return [Activation(node, "ClippedSwiglu", attrs, given, result, (*cutting, *nodes), dtype in SIXTEEN_BITS)]
@@ -144,7 +149,7 @@ def _clip(value: ir.Value, info: ShapeInfo) -> _Clipped | None:
     """What the node that makes a value clips; None for other nodes."""
     node = value.producer()
     if is_op(node, "Clip"):
-        low, high = (_bound(node, place, free, info) for place, free in ((1, -inf), (2, inf)))
+        low, high = (_bound(node, place, free, info) for place, free in ((1, LOWEST), (2, -LOWEST)))
         return None if low is None or high is None else _Clipped(operand_at(node, 0), low, high, (node,))
     if not is_op(node, "Min", "Max") or len(node.inputs) != 2:
         return None

@@ -82,12 +82,13 @@ class _Fuser:
 
     def rotary_at(self, node: ir.Node) -> Around | None:
         """Fuse the rotary positions around a node; None where there are none."""
+        info, options = self.facts.info, self.facts.options
         if rotary_ops.is_anchor(node):
-            ready = limited_attempt(node, lambda: rotary_ops.rotary_op(node, self.facts.info))
+            ready = limited_attempt(node, lambda: rotary_ops.rotary_op(node, info, options))
             return self._fused(node, ready if isinstance(ready, Decline) else [ready])
         if not rotary.is_anchor(node):
             return None
-        return self._fused(node, limited_attempt(node, lambda: rotary.rotary(node, self.facts.info)))
+        return self._fused(node, limited_attempt(node, lambda: rotary.rotary(node, info, options)))
 
     def norm_or_activation_at(self, node: ir.Node) -> Around | None:
         """Fuse the norm or the activation around a node; None where there is none."""
@@ -151,18 +152,26 @@ class _Fuser:
         """The operator between tokens in front of heads, whatever the model has."""
         self._check_opset(found.x, found.anchor, casts=False)
         x, cos, sin, more = found.x, found.cos, found.sin, 0
+        if found.is_complex:
+            cos, sin = (self.builder.units("Squeeze", table, [4]) for table in (cos, sin))
+            x, more = self._whole(x)
         if found.heads_first:
             cos, sin = self._swapped(cos), self._swapped(sin)
-            more = 1 if found.read_behind is not None else 2
+            more += 1 if found.read_behind is not None else 2
             x = found.read_behind or self._swapped(x)
         if found.is_half_table:
             cos, sin = self._doubled(cos, found.mode), self._doubled(sin, found.mode)
         if found.moves_pairs:
             x, more = self._halved(x), more + 3
         node = self._turning(found.anchor, x, (cos, sin), found.mode)
-        behind = self._swapped if found.heads_first else None
-        narrow = self.facts.info.dtype(x) in SIXTEEN_BITS
-        return self._put(node, found.anchor, found.nodes, narrow, {0: found.result}, more, behind)
+        dtype, (before, after) = self.facts.info.dtype(x), found.others
+
+        def behind(result: ir.Value) -> ir.Value:
+            whole = self._swapped(result) if found.heads_first else result
+            return self.builder.joined([*before, whole, *after], dtype, 3)
+
+        more += int(bool(before or after))
+        return self._put(node, found.anchor, found.nodes, dtype in SIXTEEN_BITS, {0: found.result}, more, behind)
 
     def _turning(self, anchor: ir.Node, x: ir.Value, tables: tuple[ir.Value, ir.Value], mode: int) -> ir.Node:
         inputs = dict(zip(("x", "cos", "sin"), (x, *tables), strict=True))
@@ -221,6 +230,15 @@ class _Fuser:
         pairs = op("Reshape", [x, self.builder.ints([0, 0, 0, (size or 0) // 2, 2])], dtype)
         moved = op("Transpose", [pairs], dtype, {"perm": (0, 1, 2, 4, 3)})
         return op("Reshape", [moved, self.builder.ints([0, 0, 0, size or 0])], dtype)
+
+    def _whole(self, x: ir.Value) -> tuple[ir.Value, int]:
+        """A tensor of heads whose pairs are no axis of their own, and how many nodes this takes."""
+        info = self.facts.info
+        shape = info.shape(x) or ()
+        if len(shape) != 5:
+            return x, 0
+        places = self.builder.ints([0, 0, 0, 2 * (shape[3].const or 0)])
+        return self.builder.op("Reshape", [x, places], info.dtype(x)), 1
 
     def _swapped(self, value: ir.Value) -> ir.Value:
         """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -100,7 +100,10 @@ class Rotary:
 
     x has four axes. Tokens stand in front of the heads, or behind them (`heads_first`). `read_behind` is what a
     Transpose of these two axes makes x from, if nothing else reads x. If `is_half_table`, cos and sin hold one number
-    for each pair. If `moves_pairs`, the operator gets x with the elements of even places in front of those of odd ones.
+    for each pair. If `is_complex`, the pairs are complex numbers: cos and sin have a further last axis of 1, and
+    so may x, of 2. If
+    `moves_pairs`, the operator gets x with the elements of even places in front of those of odd ones. `others` are
+    joined to what is rotated, in front of it and behind it, along the last axis: the result holds them, too.
     """
 
     anchor: ir.Node
@@ -114,6 +117,8 @@ class Rotary:
     heads_first: bool = False
     read_behind: ir.Value | None = None
     moves_pairs: bool = False
+    is_complex: bool = False
+    others: tuple[Sequence[ir.Value], Sequence[ir.Value]] = ((), ())
 
 
 def known_shape(value: ir.Value, info: ShapeInfo, node: ir.Node) -> Shape:

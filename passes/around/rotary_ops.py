@@ -20,9 +20,10 @@ Grammar; the code cites the numbers of the cases:
      10     0 (half) | 1 (interleave)      the attribute interleaved
 
 The definition of both is that of rotary.py, 6: x1 cos - x2 sin, x2 cos + x1 sin. In 16 bits the operator may compute in
-float32 and round once, where the definition rounds three times; the report says so. Positions are rows of the tables:
-what ONNX Runtime does with others is no part of its definition. One position for a whole batch, from which ONNX Runtime
-counts the tokens, is declined.
+float32 and round once, where the definition rounds three times; the report says so. So it may not overflow where the
+definition does: without the assumption that all numbers are finite, 16 bits are declined. Positions are rows of the
+tables: what ONNX Runtime does with others is no part of its definition. One position for a whole batch, from which ONNX
+Runtime counts the tokens, is declined.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.around.records import HALF, INTERLEAVE, is_float, known_shape
+from fa_compiler.passes.around.records import HALF, INTERLEAVE, expect_finite, is_float, known_shape
 from fa_compiler.passes.ir.nodes import float_attr, int_attr, is_op, operand_at
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -69,9 +71,10 @@ def is_anchor(node: ir.Node) -> bool:
     return is_op(node, NAME) or (node.domain, node.op_type) == (MICROSOFT, NAME)
 
 
-def rotary_op(node: ir.Node, info: ShapeInfo) -> RotaryOp:
+def rotary_op(node: ir.Node, info: ShapeInfo, options: Options) -> RotaryOp:
     """What the operator computes. Raises Decline where Ascend's operator does not compute it."""
     x, cos, sin, positions = _operands(node, info)
+    expect_finite(is_float(x, info, node), options, node)
     shape = known_shape(x, info, node)
     if len(shape) not in (3, 4):
         raise Decline(Code.RANK, f"{x.name!r} has rank {len(shape)}", node)

@@ -22,7 +22,8 @@ Grammar; the code cites the numbers of the cases:
 
 All of it is float32, as in the operators. An overflow of the square makes the rate 0 in both, and a row of zeros
 without epsilon is NaN in both. A square in 16 bits is declined: in float16 it overflows from 256 on, where the operator
-does not. What follows are the weights: a vector as long as the last axis, or with axes of 1 in front of it.
+does not. What follows are the weights: a vector as long as the last axis, or with axes of 1 in front of it. Neither
+they nor the numbers above make the result larger than x, or give it more axes.
 
      11     Mul(normalised, gamma)          in either order; 1 everywhere without it
      12     Add(scaled, beta)               in either order, for LayerNorm; 0 everywhere without it. What else has this
@@ -122,6 +123,9 @@ def expect_norm(norm: Norm, x: ir.Value, info: ShapeInfo) -> None:
         reason = f"the squares are {dtype.name}: they overflow or are rounded where the operator's are not"
         raise Decline(Code.DTYPE, reason, mean, "export again with norms in float32")
     last_size(shape, x, mean)
+    if info.shape(norm.result) != shape:
+        reason = "a number inside of the norm has more axes than what is normalised, or larger ones"
+        raise Decline(Code.SHAPE, reason, norm.nodes[-1], "")
     if not is_closed(norm.nodes):
         raise Decline(Code.READ_INSIDE, "a number inside of the norm is read elsewhere, or is an output", mean)
     expect_epsilon(norm.epsilon, mean)
@@ -268,7 +272,8 @@ def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, 
     other = next((other for one, other in orders if one is result and other is not result), None)
     if reader is None or other is None or info.dtype(other) != info.dtype(result):
         return None
-    return (reader, other) if is_vector(other, _size(norm, info), info) else None
+    fits = is_vector(other, _size(norm, info), info) and info.shape(reader.outputs[0]) == info.shape(result)
+    return (reader, other) if fits else None
 
 
 def _size(norm: Norm, info: ShapeInfo) -> int:

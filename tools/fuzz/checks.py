@@ -55,7 +55,19 @@ from tools.fuzz.kind import Kind, chosen, load
 from tools.fuzz.worker import checked
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("algebra", "attention_ops", "backward", "layout", "masks", "matching", "ops", "rewrite", "sparse", "values")
+FOLDERS = (
+    "algebra",
+    "around",
+    "attention_ops",
+    "backward",
+    "layout",
+    "masks",
+    "matching",
+    "ops",
+    "rewrite",
+    "sparse",
+    "values",
+)
 CASES = {"compose": 5000, "ready_made": 1500, "mutate": 1400, "gradients": 500, "tested": 3600}
 """How many of each kind tell what becomes of the cases."""
 NO_DECLINE = ("NotImplementedError", "ValueError", "AssertionError", "KeyError", "InternalError")

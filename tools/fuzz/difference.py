@@ -33,7 +33,7 @@ What excuses a difference, 2 and 6 to 8 everywhere and the others where inputs o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from fa_compiler.lowering.ort import register_custom_ops
 from tests.contrib_ops import DequantizeLinear, FusedMatMul
@@ -351,13 +352,15 @@ def run_original(original: ort.InferenceSession, arrays: Mapping[str, Array]) ->
     return list(original.run(None, taken))
 
 
-def evaluated(model: onnx.ModelProto, arrays: Mapping[str, Array]) -> list[Array] | None:
-    """What onnx's reference evaluation makes of inputs; None where it does not know an operator."""
+def evaluated(
+    model: onnx.ModelProto, arrays: Mapping[str, Array], more: Sequence[type[OpRun]] = ()
+) -> list[Array] | None:
+    """What onnx's reference evaluation makes of inputs, with more operators; None where it does not know one."""
     try:
         with np.errstate(all="ignore"):
             versions = {each.domain: each.version for each in model.opset_import}
             older = [DequantizeLinear] if versions.get("", 0) < LATER_DEQUANTIZE else []
-            evaluator = ReferenceEvaluator(model, new_ops=[FusedMatMul, *older])
+            evaluator = ReferenceEvaluator(model, new_ops=[FusedMatMul, *older, *more])
             return [np.asarray(each) for each in evaluator.run(None, dict(arrays))]
     except Exception:  # of the evaluation: its classes share none
         return None

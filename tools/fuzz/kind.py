@@ -17,6 +17,7 @@ from tools.fuzz import kinds
 GROUPS = {
     "graphs": (
         *(
+            "around",
             "bounds",
             "compose",
             "gradients",

@@ -80,7 +80,7 @@ def feeds(proto: onnx.ModelProto, seed: int = 0, odd: bool = True) -> dict[str, 
             if array.dtype == np.float32:
                 rows[1, 0] = 1e25
             if len(rows) > 3:
-                rows[2, 1], rows[3, 2] = np.inf, np.nan
+                rows[2, 1 % shape[-1]], rows[3, 2 % shape[-1]] = np.inf, np.nan
         found[value.name] = array
     return found
 

@@ -9,7 +9,7 @@ import onnx
 import pytest
 
 from fa_compiler.passes.answer.report import Code
-from tests.passes.around.running import assert_equal, attributes, fused, only_line, operators, others
+from tests.passes.around.running import assert_equal, attributes, feeds, fused, only_line, operators, others, run
 from tests.passes.around.test_swiglu import OUT, SPLIT
 from tests.passes.around.test_swiglu import model as gated
 
@@ -86,6 +86,20 @@ def test_sixteen_bits_are_rounded_once() -> None:
     assert_equal(proto, result, odd=False)
     _, report = fused(proto, assume=["non-finite-scores"])
     assert only_line(report).code == Code.DTYPE
+
+
+def test_a_clip_makes_a_finite_number_of_minus_infinity() -> None:
+    """The operator does not: its result would be NaN."""
+    proto = model(SPELLINGS["1 to 3, 5 and 7"])
+    _, report = fused(proto, assume=["non-finite-scores"])
+    assert only_line(report).code == Code.ILLEGAL
+    assert "minus infinity" in str(only_line(report).reason)
+    proto = model(SPELLINGS["1, Min"])
+    result, report = fused(proto, assume=["non-finite-scores"])
+    assert only_line(report).status == "fused"
+    inputs = feeds(proto)
+    inputs["x"][0] = -np.inf
+    np.testing.assert_array_equal(np.isnan(run(result, inputs)[0]), np.isnan(run(proto, inputs)[0]))
 
 
 def test_products_and_releases_without_the_operator() -> None:

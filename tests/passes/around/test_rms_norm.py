@@ -202,6 +202,13 @@ DECLINED = {
         "",
         {"inputs": "double[B,S,8] x", "outputs": "double[B,S,8] y"},
     ),
+    "an epsilon of more axes": (
+        NORM.replace("e)", "k)") + "y = Mul(n, w)",
+        Code.SHAPE,
+        "float[1,1,1,1] k = {1e-5}",
+        {},
+    ),
+    "an exponent of more axes": (NORM.replace("two", "k") + "y = Mul(n, w)", Code.SHAPE, "float[1,1,1,1] k = {2}", {}),
     "a width that is open": (
         NORM + "y = Identity(n)",
         Code.SHAPE,
@@ -253,10 +260,12 @@ def test_near_misses_are_no_norms(body: str) -> None:
         NORM + "y = Mul(n, k)",  # a number for each row
         NORM + "y = Add(n, w)",
         NORM + "z = Mul(n, w) q = Neg(n) y = Add(z, q)",  # two readers of the normalised rows
+        NORM + "z = Mul(n, more) y = Squeeze(z, front)",  # a weight of more axes than x
     ],
 )
 def test_what_is_no_weight_stays_behind_the_norm(body: str) -> None:
-    proto = model(body, more="float[3,1] k = {1,2,3}")
+    more = "float[3,1] k = {1,2,3}, float[1,1,1,8] more = {1,2,3,4,5,6,7,8}, int64[1] front = {0}"
+    proto = model(body, more=more)
     result, _ = fused(proto)
     assert operators(result) == ["RmsNorm"]
     assert others(result)

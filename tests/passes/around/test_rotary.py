@@ -10,7 +10,8 @@ from fa_compiler.passes.answer.report import Code
 from tests.passes.around.running import assert_equal, fused, only_line, operators, others, parse
 
 BOUNDS = "int64[1] zero = {0}, int64[1] four = {4}, int64[1] eight = {8}, int64[1] last = {-1}, int64[1] far = {1000}, "
-BOUNDS += "int64[1] heads = {1}, int64[1] behind = {2}, int64[4] whole = {0,0,0,8}"
+BOUNDS += "int64[1] heads = {1}, int64[1] behind = {2}, int64[4] whole = {0,0,0,8}, "
+BOUNDS += "int64[5] paired = {0,0,0,4,2}, int64[1] minus = {-2}"
 HEADS_FIRST = "float[B,6,S,8] x, float[B,1,S,8] c, float[B,1,S,8] s"
 TOKENS_FIRST = "float[B,S,6,8] x, float[B,S,1,8] c, float[B,S,1,8] s"
 OUT = "float[B,6,S,8] y"
@@ -27,6 +28,13 @@ HALF_TABLES = HEADS_FIRST.replace("S,8] c", "S,4] c").replace("S,8] s", "S,4] s"
 HALF_TABLES_BEHIND = TOKENS_FIRST.replace("1,8]", "1,4]")
 BEHIND = "float[B,S,6,8] y"
 END = "u = Mul(x, c) v = Mul(r, s) y = Add(u, v)"
+SHAPED = STACK.replace("Reshape(t, whole)", "Reshape(t, l)").replace(
+    "r =", "d = Shape(t) k = Slice(d, zero, minus) l = Concat<axis=0>(k, last) r ="
+)
+PARTS = "a = Slice(z, zero, heads, last) b = Slice(z, heads, behind, last) "
+NUMBERS = "z = Reshape(x, paired) " + PARTS + REAL + IMAGINARY + "t = Concat<axis=-1>(n, i) y = Reshape(t, whole)"
+PAIRED = HALF_TABLES.replace("1,S,4]", "1,S,4,1]")
+PAIRED_BEHIND = HALF_TABLES_BEHIND.replace("S,1,4]", "S,1,4,1]")
 
 
 def model(body: str, inputs: str = HEADS_FIRST, outputs: str = OUT, opset: int = 20, more: str = "") -> onnx.ModelProto:
@@ -68,6 +76,17 @@ SPELLINGS = {
     ),
 }
 
+IDLE = "z = Cast<to=1>(x) i = Cast<to=1>(z) " + ROTATED.replace("(x,", "(i,") + END.replace("Mul(x, c)", "Mul(z, c)")
+SPELLINGS |= {
+    "18": (IDLE, TOKENS_FIRST, BEHIND, []),
+    "18 and 12": (
+        "x = Transpose<perm=[0,2,1,3]>(t) " + IDLE,
+        HEADS_FIRST.replace("float[B,6,S,8] x", "float[B,S,6,8] t"),
+        OUT,
+        ["Transpose"] * 3,
+    ),
+}
+
 OTHER_MODES = {
     "2, 4 and 8": (NEIGHBOURS + END, TOKENS_FIRST, BEHIND, [], 1),
     "2, 4 and 8, heads first": (NEIGHBOURS + END, HEADS_FIRST, OUT, ["Transpose"] * 4, 1),
@@ -86,6 +105,30 @@ OTHER_MODES = {
         HALF_TABLES,
         OUT,
         ["Concat"] * 2 + ["Transpose"] * 4,
+        0,
+    ),
+    "4, a shape that is read of the pairs": (PAIRS + "n = Neg(b) " + SHAPED + END, TOKENS_FIRST, BEHIND, [], 1),
+    "14, 15 and 8": (NUMBERS, PAIRED_BEHIND, BEHIND, ["Gather"] * 2 + ["Squeeze"] * 2, 1),
+    "14, heads first": (NUMBERS, PAIRED, OUT, ["Gather"] * 2 + ["Squeeze"] * 2 + ["Transpose"] * 4, 1),
+    "17": (
+        NUMBERS.replace("z = Reshape(x, paired) ", ""),
+        PAIRED_BEHIND.replace("6,8] x", "6,4,2] z"),
+        BEHIND,
+        ["Gather"] * 2 + ["Reshape"] + ["Squeeze"] * 2,
+        1,
+    ),
+    "16": (
+        HALVES + REAL + IMAGINARY + "y = Concat<axis=-1>(o, n, i)",
+        HALF_TABLES_BEHIND + ", float[B,S,6,2] o",
+        "float[B,S,6,10] y",
+        ["Concat"] * 3,
+        0,
+    ),
+    "16, in front of others": (
+        PAIRS + REAL + IMAGINARY + "y = Concat<axis=3>(n, i, o, o)",
+        HALF_TABLES + ", float[B,6,S,2] o",
+        "float[B,6,S,12] y",
+        ["Concat"] * 3 + ["Reshape"] * 2 + ["Transpose"] * 5,
         0,
     ),
     "6 and 8": (PAIRS + REAL + IMAGINARY + STACKED, HALF_TABLES_BEHIND, BEHIND, ["Gather"] * 2, 1),
@@ -154,6 +197,33 @@ CROSSED = {
 }
 
 
+CROSSED_NUMBERS = {
+    "the conjugate": NUMBERS.replace("Sub(n1", "Add(n1"),
+    "the parts in the other order": NUMBERS.replace("(n, i)", "(i, n)"),
+    "another shape behind": NUMBERS.replace("Reshape(t, whole)", "Reshape(t, split)"),
+    "pairs of another axis": NUMBERS.replace("paired", "turned")
+    .replace("heads, last", "heads, four1")
+    .replace("behind, last", "behind, four1"),
+    "the parts of others between them": HALVES + REAL + IMAGINARY + "y = Concat<axis=-1>(n, o, i)",
+    "joined along another axis": HALVES + REAL + IMAGINARY + "y = Concat<axis=2>(o, n, i)",
+}
+
+
+@pytest.mark.parametrize("what", CROSSED_NUMBERS)
+def test_near_misses_of_complex_numbers_and_of_others_stay(what: str) -> None:
+    inputs = (HALF_TABLES_BEHIND if "o," in CROSSED_NUMBERS[what] else PAIRED_BEHIND) + ", float[B,S,6,4] o"
+    more = "int64[5] split = {0,0,0,2,4}, int64[5] turned = {0,0,0,2,4}, int64[1] four1 = {3}"
+    output = "float[B,S,6,2,4] y" if "split" in CROSSED_NUMBERS[what] else "float[B,S,6,D] y"
+    result, report = fused(model(CROSSED_NUMBERS[what], inputs, output, more=more))
+    assert not [line for line in report.around if line.status == "fused"]
+    assert operators(result) == []
+
+
+def test_a_table_beside_complex_numbers_has_a_last_axis_of_1() -> None:
+    result, _ = fused(model(NUMBERS, PAIRED_BEHIND.replace("4,1]", "4,2]"), "float[B,S,6,8] y"))
+    assert operators(result) == []
+
+
 @pytest.mark.parametrize("what", CROSSED)
 def test_crossed_pairs_stay(what: str) -> None:
     body = CROSSED[what]
@@ -185,6 +255,16 @@ def test_older_opsets_and_float16(opset: int) -> None:
     result, report = fused(proto)
     assert operators(result) == ["RotaryPositionEmbedding"]
     assert only_line(report).rounded
+    assert_equal(proto, result)
+
+
+def test_sixteen_bits_are_declined_where_numbers_may_be_infinite() -> None:
+    """In float16 x * cos may overflow in the model and not in the operator."""
+    narrow = model(ROTATED + END, TOKENS_FIRST.replace("float[", "float16["), "float16[B,S,6,8] y")
+    assert only_line(fused(narrow, assume=["non-finite-scores"])[1]).code == Code.DTYPE
+    proto = model(ROTATED + END, TOKENS_FIRST, BEHIND)
+    result, report = fused(proto, assume=["non-finite-scores"])
+    assert only_line(report).status == "fused"
     assert_equal(proto, result)
 
 
@@ -242,6 +322,13 @@ def test_what_is_declined(what: str) -> None:
     assert (line.status, line.code) == ("declined", code), line
     assert line.culprit
     assert operators(result) == []
+
+
+def test_an_idle_cast_that_is_read_elsewhere_stays() -> None:
+    proto = model(IDLE, TOKENS_FIRST, f"{BEHIND}, float[B,S,6,8] z")
+    result, _ = fused(proto)
+    assert (operators(result), others(result)) == (["RotaryPositionEmbedding"], ["Cast"])
+    assert_equal(proto, result)
 
 
 def test_what_is_read_inside_is_declined() -> None:
