@@ -71,7 +71,7 @@ class StandardFuser:
         """Fuse the rotary positions around a node; None where there are none."""
         if not self._has(ROTARY) or not rotary.is_anchor(node):
             return None
-        found = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info)[-1:])
+        found = limited_attempt(node, lambda: rotary.rotary(node, self.facts.info, self.facts.options)[-1:])
         return first_built(node, found, self.builder, self._rotary)
 
     def norm_or_activation_at(self, node: ir.Node) -> Around | None:
@@ -161,6 +161,8 @@ class StandardFuser:
     def _rotary(self, found: Rotary) -> Around:
         dtype, anchor, info = self._dtype(found.x), found.anchor, self.facts.info
         self._expect(ROTARY, dtype, anchor)
+        if found.is_complex:
+            raise Decline(Code.SHAPE, "the operator takes no pairs along an axis of their own", anchor, "")
         if self.builder.opset < OLDEST_OPSET:
             raise Decline(Code.OPSET, f"the tables are cut and counted in opset {OLDEST_OPSET} and later", anchor)
         if dtype in SIXTEEN_BITS and not (is_bounded(found.cos, info) and is_bounded(found.sin, info)):
@@ -175,8 +177,10 @@ class StandardFuser:
             attrs["num_heads"] = heads
         domain = "" if self.facts.options.target == "onnx" else CONTRIB
         result = self.builder.op(ROTARY, inputs, dtype, attrs, domain=domain)
-        results = {found.result: result if behind is None else behind(result)}
-        return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, results)
+        turned, (before, after) = result if behind is None else behind(result), found.others
+        if before or after:
+            turned = self.builder.joined([*before, turned, *after], dtype, 3)
+        return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, {found.result: turned})
 
     def _rows(self, found: Rotary) -> tuple[ir.Value, int]:
         """What is rotated as rows with all heads, and their number. Raises Decline."""
