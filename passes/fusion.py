@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 
 import onnx_ir as ir
 
@@ -27,7 +26,7 @@ from fa_compiler.passes.answer.report import (
     Report,
     Status,
 )
-from fa_compiler.passes.around import fuse_around, fuse_positions
+from fa_compiler.passes.around import finish, fuse_around, fuse_positions
 from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
 from fa_compiler.passes.attention_ops.prompt_positions import note_on_positions, unread_positions
 from fa_compiler.passes.backward import PairDecline, fuse_pair
@@ -108,14 +107,16 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         prepared.made,
     )
     run.notes.extend(_doubts(model.graph, run.facts))
-    turned = list(chain.from_iterable(map(run.turn_positions, graphs)))
+    turned = {graph: run.turn_positions(graph) for graph in graphs}
     blocks = run.fuse_graphs(graphs)
     if options.target != "ascend":
         keep_dequantised(run.made, info, names)
     # An attention operator that holds rotary positions leaves them written out in front of its replacement.
-    later = [line for line in chain.from_iterable(map(run.turn_positions, graphs)) if line.status == "fused"]
-    around = [*turned, *later, *chain.from_iterable(map(run.fuse_around, graphs))]
+    later = {graph: [line for line in run.turn_positions(graph) if line.status == "fused"] for graph in graphs}
+    lines = {graph: [*turned[graph], *later[graph], *run.fuse_around(graph)] for graph in graphs}
+    around = [line for graph in graphs for line in lines[graph]]
     if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
+        around = [line for graph in graphs for line in run.finish(graph, lines[graph])]
         _import_operators(model, options)
         run.notes.extend(corrected)
     else:
@@ -228,6 +229,10 @@ class _Run:
     def fuse_around(self, graph: ir.Graph) -> list[Around]:
         """Fuse the norms and gated activations of one graph, after its attention."""
         return fuse_around(graph, self.facts, self.names) if self._fuses_around(graph) else []
+
+    def finish(self, graph: ir.Graph, lines: list[Around]) -> list[Around]:
+        """Make less of what was fused in one graph. Returns its lines of the report, of which `lines` were known."""
+        return finish(graph, self.facts, self.names, lines) if self._fuses_around(graph) else lines
 
     def _fuses_around(self, graph: ir.Graph) -> bool:
         return self.facts.options.fuses_around and bool(graph.outputs) and self.opset <= NEWEST_OPSET

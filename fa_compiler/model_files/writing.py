@@ -9,6 +9,8 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from pathlib import Path
 
 import onnx
@@ -17,6 +19,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files import positional
 from fa_compiler.model_files.destination import is_same, is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
+from fa_compiler.model_files.joined import file_chunks
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes.answer.report import Progress, Report, first_of
 from fa_compiler.protos import tensors
@@ -233,13 +236,17 @@ def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage
     here = folder.resolve()
     used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
     beside = is_same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
-    moved_out = _to_move_out(inline)
+    of_files = [weights is not None and weights.is_of_other_files(tensor) for tensor in inline]
+    joined = list(compress(inline, of_files))
+    moved_out = [*joined, *_to_move_out(list(compress(inline, map(not_, of_files))))]
     if beside:
         _relocate(external, loaded.relative)
         used = []
     elif keep:
         _relocate(external, {str(real): _below(real, here, used, output) for real in used})
         used = []
+    elif joined:  # the files hold weights that nothing reads any more
+        moved_out, used = [*external, *moved_out], []
     if not used and not moved_out:
         return []
     if is_special(output):
@@ -369,16 +376,23 @@ def _copy_some(source: int, target: int, start: int, place: int, count: int) -> 
 
 
 def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: int, place: int, name: str) -> int:
-    own = weights is not None and tensors.is_external(tensor)
-    content = weights.chunks(*extent(tensor)) if weights is not None and own else [tensor.raw_data]
     end = place
-    for chunk in content:
+    for chunk in _content(tensor, weights):
         view, done = memoryview(chunk), 0
         while done < len(view):
             done += positional.write_at(target, view[done : done + _CHUNK], end + done)
         end += done
     tensors.make_external(tensor, name, place, end - place)
     return end
+
+
+def _content(tensor: onnx.TensorProto, weights: FileWeights | None) -> Iterable[bytes]:
+    """The bytes of a tensor, in pieces: its own, those that were left in the model's file, or those of another file."""
+    if not tensors.is_external(tensor):
+        return [tensor.raw_data]
+    if weights is not None and weights.owns(tensor):
+        return weights.chunks(*extent(tensor))
+    return file_chunks(Path(tensors.location(tensor)), tensors.offset(tensor), tensors.nbytes(tensor))
 
 
 def _to_move_out(inline: list[onnx.TensorProto]) -> list[onnx.TensorProto]:

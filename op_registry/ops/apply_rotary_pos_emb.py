@@ -1,7 +1,7 @@
 """ApplyRotaryPosEmb: rotates pairs of the last axis of a query and of a key by the angles of positions, in place.
 
-Its constraints are APE.1 to APE.8. The attribute `layout` tells the order of batch, tokens and heads in front of the last
-axis. A rotation of a part of each head, which CANN 9.1 has, is not described here.
+Its constraints are APE.1 to APE.8. The attribute `layout` tells the order of batch, tokens and heads in front of the
+last axis. A rotation of a part of each head, which CANN 9.1 has, is not described here.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ CURRENT = (
         "proto_2025_12",
         source="mirror-cann/ops-transformer v8.5.0-beta.1 posembedding/apply_rotary_pos_emb/op_graph/"
         "apply_rotary_pos_emb_proto.h, unchanged in 3a280bcc (2026-07-21); same, op_host/apply_rotary_pos_emb_def.cpp; "
-        "same, op_host/apply_rotary_pos_emb_tiling.cpp; same, op_host/apply_rotary_pos_emb_tiling_base_arch35.cpp; same, "
-        "the document aclnnApplyRotaryPosEmbV2",
+        "same, op_host/apply_rotary_pos_emb_tiling.cpp; same, op_host/apply_rotary_pos_emb_tiling_base_arch35.cpp; "
+        "same, the document aclnnApplyRotaryPosEmbV2",
         cann="8.5.0-beta.1",
     )
     .INPUT("query", FLOATS)
@@ -72,7 +72,7 @@ def _is_narrow(call: CheckedNode) -> bool:
     return call.product is not None and not call.on("950")
 
 
-def _sizes(call: CheckedNode, name: str) -> dict[str, int | str] | None:
+def _sizes(call: CheckedNode, name: str) -> dict[str, int | str | None] | None:
     """The sizes of a tensor by the letters of the layout; None where it is absent or has another rank."""
     axes, shape = AXES.get(call.attr("layout"), ""), call.shape(name)
     if shape is None or len(shape) != len(axes):
