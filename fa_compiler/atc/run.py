@@ -90,7 +90,14 @@ def run(
     check_target(output)
     parallel = request.parallel
     only = request.only if request.route == AIR else ATTENTION_ONLY
-    options = make_options("ascend", soc_version=request.soc.name, cann=request.cann, assume=request.assume, only=only)
+    options = make_options(
+        "ascend",
+        soc_version=request.soc.name,
+        cann=request.cann,
+        assume=request.assume,
+        only=only,
+        join_weights=request.join_weights,
+    )
     options = dataclasses.replace(options, decoding=request.route != NPU, divided=parallel is not None)
     loaded = load(model)
     _check_types(loaded.proto, request.soc, loaded.name)
