@@ -107,16 +107,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         prepared.made,
     )
     run.notes.extend(_doubts(model.graph, run.facts))
-    turned = {graph: run.turn_positions(graph) for graph in graphs}
-    blocks = run.fuse_graphs(graphs)
-    if options.target != "ascend":
-        keep_dequantised(run.made, info, names)
-    # An attention operator that holds rotary positions leaves them written out in front of its replacement.
-    later = {graph: [line for line in run.turn_positions(graph) if line.status == "fused"] for graph in graphs}
-    lines = {graph: [*turned[graph], *later[graph], *run.fuse_around(graph)] for graph in graphs}
-    around = [line for graph in graphs for line in lines[graph]]
-    if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
-        around = [line for graph in graphs for line in run.finish(graph, lines[graph])]
+    blocks, around = run.fuse_all(graphs)
+    if _is_any_fused(blocks, around):
         _import_operators(model, options)
         run.notes.extend(corrected)
     else:
@@ -152,6 +144,11 @@ def _doubts(graph: ir.Graph, facts: Facts) -> Iterator[str]:
         yield lookups[0].note
     if nodes := unread_positions(graph, facts):
         yield note_on_positions(nodes)
+
+
+def _is_any_fused(blocks: Sequence[Block], around: Sequence[Around]) -> bool:
+    """Was an attention fused, or something around it?"""
+    return any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around)
 
 
 def _is_there(graph: ir.Graph, owners: Mapping[ir.Graph, ir.Node]) -> bool:
@@ -236,6 +233,20 @@ class _Run:
 
     def _fuses_around(self, graph: ir.Graph) -> bool:
         return self.facts.options.fuses_around and bool(graph.outputs) and self.opset <= NEWEST_OPSET
+
+    def fuse_all(self, graphs: Sequence[ir.Graph]) -> tuple[list[Block], list[Around]]:
+        """Fuse all graphs: their blocks, and the lines of what stands around them."""
+        turned = {graph: self.turn_positions(graph) for graph in graphs}
+        blocks = self.fuse_graphs(graphs)
+        if self.facts.options.target != "ascend":
+            keep_dequantised(self.made, self.facts.info, self.names)
+        # An attention operator that holds rotary positions leaves them written out in front of its replacement.
+        later = {graph: [line for line in self.turn_positions(graph) if line.status == "fused"] for graph in graphs}
+        lines = {graph: [*turned[graph], *later[graph], *self.fuse_around(graph)] for graph in graphs}
+        around = [line for graph in graphs for line in lines[graph]]
+        if _is_any_fused(blocks, around):
+            around = [line for graph in graphs for line in self.finish(graph, lines[graph])]
+        return blocks, around
 
     def fuse_graphs(self, graphs: Sequence[ir.Graph]) -> list[Block]:
         """Fuse all graphs. That of a loop which became a linear attention is none any more."""

@@ -9,8 +9,6 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from itertools import compress
-from operator import not_
 from pathlib import Path
 
 import onnx
@@ -226,19 +224,13 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
 
 
 def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool) -> list[str]:
-    external: list[onnx.TensorProto] = []
-    inline: list[onnx.TensorProto] = []
     weights = loaded.weights
-    for tensor in tensors.all_tensors(proto):
-        own = weights is not None and weights.owns(tensor)
-        (external if tensors.is_external(tensor) and not own else inline).append(tensor)
+    external, joined, inline = _by_place(proto, weights)
     folder = output.absolute().parent
     here = folder.resolve()
     used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
     beside = is_same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
-    of_files = [weights is not None and weights.is_of_other_files(tensor) for tensor in inline]
-    joined = list(compress(inline, of_files))
-    moved_out = [*joined, *_to_move_out(list(compress(inline, map(not_, of_files))))]
+    moved_out = [*joined, *_to_move_out(inline)]
     if beside:
         _relocate(external, loaded.relative)
         used = []
@@ -252,6 +244,21 @@ def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage
     if is_special(output):
         raise InputError(f"{output} is not a regular file, and the model's weights need a file beside it")
     return _join(external if used else [], used, moved_out, weights, output, stage)
+
+
+def _by_place(
+    proto: onnx.ModelProto, weights: FileWeights | None
+) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto], list[onnx.TensorProto]]:
+    """The tensors that lie in other files, those that are joined of parts of other files, and all others."""
+    external: list[onnx.TensorProto] = []
+    joined: list[onnx.TensorProto] = []
+    inline: list[onnx.TensorProto] = []
+    for tensor in tensors.all_tensors(proto):
+        own = weights is not None and weights.owns(tensor)
+        is_joined = weights is not None and weights.is_of_other_files(tensor)
+        other = external if tensors.is_external(tensor) and not own else inline
+        (joined if is_joined else other).append(tensor)
+    return external, joined, inline
 
 
 def _below(path: Path, folder: Path, files: Iterable[Path], output: Path) -> str:

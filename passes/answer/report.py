@@ -163,6 +163,7 @@ class Code(StrEnum):
     WEIGHTS = (
         "weights",
         "products that share an operand stay apart, because their weights cannot be joined",
+        "export again with weights that are constants, are not quantised, and are read by these products only",
     )
     BUDGET = (
         "proof_budget",

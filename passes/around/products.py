@@ -112,28 +112,31 @@ def groups(graph: ir.Graph, info: ShapeInfo, options: Options) -> Iterator[Group
 def _refusal(group: Group, readers: Container[ir.Node], options: Options) -> Decline | None:
     """Why the weights of a group cannot be joined; None where they can. `readers` are the products of all groups with
     these weights."""
-    dtypes = {tensor.dtype for part in group.parts if (tensor := constant_tensor(part.weight)) is not None}
     if len({*group.weights}) < len(group.parts):
         return _apart("two of them read one weight", group.parts[0])
+    dtypes = {tensor.dtype for part in group.parts if (tensor := constant_tensor(part.weight)) is not None}
     for part in group.parts:
-        weight, tensor = part.weight, constant_tensor(part.weight)
-        if tensor is None and is_overridable(weight):
-            return _apart(f"a caller may replace the weight {weight.name!r}", part, "make it a constant")
+        name, tensor = f"the weight {part.weight.name!r}", constant_tensor(part.weight)
         if tensor is None:
-            return _apart(f"the weight {weight.name!r} is quantised", part)
+            free = is_overridable(part.weight)
+            return _apart(f"a caller may replace {name}" if free else f"{name} is quantised", part)
         if tensor.dtype not in FLOATS or len(dtypes) > 1:
-            return _apart(f"the weight {weight.name!r} is of the type {tensor.dtype.name}", part)
-        if not weight.is_initializer() or weight.graph is not part.node.graph or weight.is_graph_output():
-            return _apart(f"the weight {weight.name!r} is an output, or not one of this graph", part)
-        if any(reader not in readers for reader, _ in weight.uses()):
-            return _apart(f"the weight {weight.name!r} is read elsewhere", part)
+            return _apart(f"{name} is of the type {tensor.dtype.name}", part)
+        if not _is_of_graph(part) or any(reader not in readers for reader, _ in part.weight.uses()):
+            return _apart(f"{name} is read elsewhere", part)
         if options.join_weights != ALL_WEIGHTS and is_of_other_file(tensor):
             hint = f"--join-weights {ALL_WEIGHTS} writes them anew"
-            return _apart(f"the weight {weight.name!r} lies in a file beside the model's", part, hint)
+            return _apart(f"{name} lies in a file beside the model's", part, hint)
     return None
 
 
-def _apart(reason: str, part: Part, hint: str = "") -> Decline:
+def _is_of_graph(part: Part) -> bool:
+    """Is the weight an initializer of the product's graph, and no output?"""
+    weight = part.weight
+    return weight.is_initializer() and weight.graph is part.node.graph and not weight.is_graph_output()
+
+
+def _apart(reason: str, part: Part, hint: str | None = None) -> Decline:
     return Decline(Code.WEIGHTS, f"products of one operand stay apart: {reason}", part.node, hint)
 
 

@@ -166,6 +166,15 @@ PROVOKED: dict[Code, Provoked] = {
         ),
         "ascend",
     ),
+    Code.WEIGHTS: Provoked(
+        text(
+            "w = Constant<value=float[8,8] {" + ",".join("1" * 64) + "}>() "
+            "s = Mul(q, q) m = ReduceMean<axes=[-1]>(s) r = Sqrt(m) n = Div(q, r) "
+            "a = MatMul(n, w) b = MatMul(n, w) c = MatMul(n, w) d = Add(a, b) y = Add(c, d)",
+            outputs="float[B,4,S,8] y",
+        ),
+        "ascend",
+    ),
     Code.BUDGET: Provoked(after("x = Identity(s)"), steps=1),
     Code.NOT_ATTENTION: Provoked(text("p = Softmax<axis=-1>(q)", outputs="float[B,4,S,8] p")),
 }
