@@ -106,7 +106,7 @@ class Request:
         metadata=told(
             "which weights of products that share an operand are joined, so that one product computes them: all "
             "(default), those in the model's own file (own), or none",
-            details='It is "all", "own" or "none". The routes onnx and npu and several ranks join none.',
+            details="The routes onnx and npu and several ranks join none.",
             choices=JOINED,
         ),
     )
