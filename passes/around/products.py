@@ -123,7 +123,7 @@ def _refusal(group: Group, readers: Container[ir.Node], options: Options) -> Dec
         if tensor.dtype not in FLOATS or len(dtypes) > 1:
             return _apart(f"{name} is of the type {tensor.dtype.name}", part)
         if not _is_of_graph(part) or any(reader not in readers for reader, _ in part.weight.uses()):
-            return _apart(f"{name} is read elsewhere", part)
+            return _apart(f"{name} is not read by them alone", part)
         if options.join_weights != ALL_WEIGHTS and is_of_other_file(tensor):
             hint = f"--join-weights {ALL_WEIGHTS} writes them anew"
             return _apart(f"{name} lies in a file beside the model's", part, hint)
@@ -131,9 +131,10 @@ def _refusal(group: Group, readers: Container[ir.Node], options: Options) -> Dec
 
 
 def _is_of_graph(part: Part) -> bool:
-    """Is the weight an initializer of the product's graph, and no output?"""
+    """Is the weight an initializer of the product's graph, and neither an input nor an output?"""
     weight = part.weight
-    return weight.is_initializer() and weight.graph is part.node.graph and not weight.is_graph_output()
+    bound = weight.is_graph_input() or weight.is_graph_output()
+    return weight.is_initializer() and weight.graph is part.node.graph and not bound
 
 
 def _apart(reason: str, part: Part, hint: str | None = None) -> Decline:

@@ -169,7 +169,7 @@ APART: dict[str, tuple[str, str, dict[str, Array], str | None]] = {
         THREE + FLAT_END + " z = Neg(wb)",
         FLAT + ", float[8,4] z",
         {},
-        "is read elsewhere",
+        "is not read by them alone",
     ),
     "one weight twice": (THREE.replace("wc", "wb") + FLAT_END, FLAT, {}, "two of them read one weight"),
     "quantised weights": (
@@ -201,6 +201,31 @@ def test_a_weight_that_a_caller_may_replace() -> None:
     (line,) = lines(report)
     assert "a caller may replace the weight 'wb'" in str(line.reason)
     assert str(line.hint).startswith("export again with weights that are constants")
+
+
+def test_weights_of_an_old_file_are_inputs_too() -> None:
+    proto = model(THREE + FLAT_END, FLAT)
+    proto.ir_version = 3
+    for tensor in proto.graph.initializer:
+        proto.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+    _, report = fused(proto)
+    (line,) = lines(report)
+    assert "the weight 'wa' is not read by them alone" in str(line.reason)
+
+
+def test_a_branch_reads_weights_of_the_graph_around_it() -> None:
+    proto = model("t = Constant<value=bool[1] {1}>() u = Squeeze(t) y0 = Neg(n)", "float[B,S,8] y0")
+    branch = model(THREE + "k0 = Add(b0, c0) k1 = Add(a0, k2) k2 = Concat<axis=-1>(k0, k0)", "float[B,S,8] k1")
+    start = next(place for place, node in enumerate(branch.graph.node) if node.op_type == "MatMul")
+    nodes = [*branch.graph.node[start:-2], branch.graph.node[-1], branch.graph.node[-2]]
+    inner = onnx.helper.make_graph(nodes, "branch", [], branch.graph.output)
+    proto.graph.node.append(onnx.helper.make_node("If", ["u"], ["y1"], then_branch=inner, else_branch=inner))
+    proto.graph.output.append(onnx.helper.make_tensor_value_info("y1", onnx.TensorProto.FLOAT, ["B", "S", 8]))
+    held = {tensor.name for tensor in proto.graph.initializer}
+    proto.graph.initializer.extend(tensor for tensor in branch.graph.initializer if tensor.name not in held)
+    result, report = fused(proto)
+    assert {line.code for line in lines(report)} == {Code.WEIGHTS}
+    assert_equal(proto, result, odd=False)
 
 
 def test_nothing_is_joined_where_nothing_is_fused() -> None:
