@@ -1,4 +1,5 @@
-"""What is done when all is fused: one operator for two rotations, and one product for several of one operand.
+"""What is done when all is fused: equal nodes are computed once, views become one, one operator rotates query and key,
+and one product stands for several of one operand.
 
 All of it takes what is there already and makes less of it. So it comes last, and costs no fusion.
 """
@@ -16,8 +17,10 @@ from fa_compiler.op_registry import get, verify
 from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Around
+from fa_compiler.passes.around.equal import equal_nodes
 from fa_compiler.passes.around.pairs import Pair, pairs
 from fa_compiler.passes.around.products import Group, groups
+from fa_compiler.passes.around.views import chains
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.joined import JoinedTensor
 from fa_compiler.passes.ir.nodes import constant_tensor, is_op, operand_at, operands
@@ -33,9 +36,11 @@ def finish(graph: ir.Graph, facts: Facts, names: Names, lines: Sequence[Around])
     restore_order(graph)
     finisher = _Finisher(Builder(graph, names, facts.info), facts)
     finisher.drop_idle_casts()
+    finisher.share_equal_nodes()
     found = finisher.with_pairs(lines)
     if facts.options.joins_weights:
         found += finisher.joined()
+    finisher.shorten_chains()
     restore_order(graph)
     return found
 
@@ -57,6 +62,22 @@ class _Finisher:
             if info.dtype(source) is not None and info.dtype(source) == info.dtype(node.outputs[0]):
                 replace_value(node.outputs[0], source, rename=False)
                 sweep(self.builder.graph, [node])
+
+    def share_equal_nodes(self) -> None:
+        """Compute once what several nodes compute alike."""
+        for equal in equal_nodes(self.builder.graph, self.facts.info):
+            for old, new in zip(equal.node.outputs, equal.first.outputs, strict=True):
+                replace_value(old, new, rename=False)
+            sweep(self.builder.graph, [equal.node])
+
+    def shorten_chains(self) -> None:
+        """Put one Reshape in the place of several views, and of a Transpose that moves nothing."""
+        for chain in chains(self.builder.graph, self.facts.info):
+            new, dtype = chain.source, self.facts.info.dtype(chain.source)
+            if chain.target is not None:
+                new = self.builder.op("Reshape", [new, self.builder.ints(chain.target)], dtype, stays=True)
+            replace_value(chain.nodes[0].outputs[0], new, rename=False)
+            sweep(self.builder.graph, list(chain.nodes[:1]))
 
     def with_pairs(self, lines: Sequence[Around]) -> list[Around]:
         """The lines, in which one stands for the two rotations of a pair."""

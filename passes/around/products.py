@@ -131,10 +131,10 @@ def _refusal(group: Group, readers: Container[ir.Node], options: Options) -> Dec
 
 
 def _is_of_graph(part: Part) -> bool:
-    """Is the weight an initializer of the product's graph, and neither an input nor an output?"""
-    weight = part.weight
+    """Is the weight a constant of the product's graph, and neither an input nor an output?"""
+    weight, maker = part.weight, part.weight.producer()
     bound = weight.is_graph_input() or weight.is_graph_output()
-    return weight.is_initializer() and weight.graph is part.node.graph and not bound
+    return part.node.graph is (weight.graph if maker is None else maker.graph) and not bound
 
 
 def _apart(reason: str, part: Part, hint: str | None = None) -> Decline:

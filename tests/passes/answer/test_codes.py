@@ -168,9 +168,11 @@ PROVOKED: dict[Code, Provoked] = {
     ),
     Code.WEIGHTS: Provoked(
         text(
-            "w = Constant<value=float[8,8] {" + ",".join("1" * 64) + "}>() "
-            "s = Mul(q, q) m = ReduceMean<axes=[-1]>(s) r = Sqrt(m) n = Div(q, r) "
-            "a = MatMul(n, w) b = MatMul(n, w) c = MatMul(n, w) d = Add(a, b) y = Add(c, d)",
+            "".join(
+                f"{name} = Constant<value=float[8,8] {{{','.join([name[1]] * 64)}}}>() " for name in ("w1", "w2", "w3")
+            )
+            + "s = Mul(q, q) m = ReduceMean<axes=[-1]>(s) r = Sqrt(m) n = Div(q, r) "
+            "a = MatMul(n, w1) b = MatMul(n, w2) c = MatMul(n, w3) d = Add(a, b) e = Add(c, d) y = Add(e, w1)",
             outputs="float[B,4,S,8] y",
         ),
         "ascend",

@@ -107,6 +107,16 @@ def test_gemm(transposed: int) -> None:
     assert_equal(proto, result, odd=False)
 
 
+def test_weights_in_constant_nodes() -> None:
+    proto = model(THREE + FLAT_END, FLAT)
+    for tensor in [tensor for tensor in proto.graph.initializer if tensor.name in ("wa", "wb")]:
+        proto.graph.node.insert(0, onnx.helper.make_node("Constant", [], [tensor.name], value=tensor))
+        proto.graph.initializer.remove(tensor)
+    result, _ = fused(proto)
+    assert others(result).count("MatMul") == 1
+    assert_equal(proto, result, odd=False)
+
+
 def test_layers_that_share_weights() -> None:
     second = THREE.replace("n,", "n2,").replace("a0", "d0").replace("b0", "f0").replace("c0", "h0")
     body = THREE + "n2 = Neg(n) " + second + FLAT_END + " z0 = Neg(d0) z1 = Neg(f0) z2 = Neg(h0)"
@@ -171,7 +181,12 @@ APART: dict[str, tuple[str, str, dict[str, Array], str | None]] = {
         {},
         "is not read by them alone",
     ),
-    "one weight twice": (THREE.replace("wc", "wb") + FLAT_END, FLAT, {}, "two of them read one weight"),
+    "one weight twice": (
+        "f = Reshape(n, rows) a0 = Gemm(f, wa, ba) b0 = Gemm(f, wb, bb) c0 = Gemm(f, wb, bc) " + FLAT_END,
+        "float[R,8] y0, float[R,4] y1, float[R,4] y2",
+        {"rows": np.array([-1, 8])},
+        "two of them read one weight",
+    ),
     "quantised weights": (
         "v = DequantizeLinear(q, scale) a0 = MatMul(n, v) b0 = MatMul(n, wb) c0 = MatMul(n, wc) " + FLAT_END,
         FLAT,
