@@ -18,6 +18,7 @@ from fa_compiler.op_registry.errors import UnknownVariant
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Around
 from fa_compiler.passes.around.equal import equal_nodes
+from fa_compiler.passes.around.heads import Heads, head_parts
 from fa_compiler.passes.around.pairs import Pair, pairs
 from fa_compiler.passes.around.products import Group, groups
 from fa_compiler.passes.around.views import chains
@@ -40,6 +41,7 @@ def finish(graph: ir.Graph, facts: Facts, names: Names, lines: Sequence[Around])
     found = finisher.with_pairs(lines)
     if facts.options.joins_weights:
         found += finisher.joined()
+    finisher.split_heads()
     finisher.shorten_chains()
     restore_order(graph)
     return found
@@ -131,7 +133,7 @@ class _Finisher:
             replaced = [group.whole]
             self.builder.replace(group.whole.outputs[0], whole)
         else:
-            replaced = [*group.heads]
+            replaced = [each.node for each in group.heads]
             self._divide(group, whole)
         nodes = [*replaced, *(one for part in group.parts for one in part.nodes[::-1])]
         made = list(self.builder.graph)[place:]
@@ -169,14 +171,27 @@ class _Finisher:
 
     def _divide(self, group: Group, whole: ir.Value) -> None:
         """Let the readers of each part read it from a Split of the joined product, in heads if all are in heads."""
-        olds, last = [part.result for part in group.parts], len(self.facts.info.shape(group.parts[0].result) or ()) - 1
-        sizes = [part.columns for part in group.parts]
+        last = len(self.facts.info.shape(group.parts[0].result) or ()) - 1
         if group.heads:
-            olds, sizes = [node.outputs[0] for node in group.heads], [size // group.size for size in sizes]
-            shape = self.builder.ints([0] * last + [sum(sizes), group.size])
-            whole = self.builder.op("Reshape", [whole, shape], self.facts.info.dtype(whole))
-        for old, new in zip(olds, self.builder.split(whole, last, sizes), strict=True):
-            replace_value(old, new, rename=False)
+            self._split_heads(whole, last, group.heads)
+            return
+        parts = self.builder.split(whole, last, [part.columns for part in group.parts])
+        for part, new in zip(group.parts, parts, strict=True):
+            replace_value(part.result, new, rename=False)
+
+    def _split_heads(self, whole: ir.Value, last: int, heads: Sequence[Heads]) -> None:
+        """Let the readers of heads read them from a Split of a tensor whose last axis is cut into heads."""
+        counts = [each.count for each in heads]
+        shape = self.builder.ints([0] * last + [sum(counts), heads[0].size])
+        cut = self.builder.op("Reshape", [whole, shape], self.facts.info.dtype(whole), stays=True)
+        for each, new in zip(heads, self.builder.split(cut, last, counts), strict=True):
+            replace_value(each.node.outputs[0], new, rename=False)
+
+    def split_heads(self) -> None:
+        """Cut tensors into heads once, and not part by part."""
+        for found in head_parts(self.builder.graph, self.facts.info):
+            self._split_heads(found.whole, found.axis, found.parts)
+            sweep(self.builder.graph, [each.node for each in found.parts])
 
 
 def _declined(decline: Decline) -> Around:

@@ -43,6 +43,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import ALL_WEIGHTS, Options
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.around.heads import Heads, of_one_size
 from fa_compiler.passes.emit.joined import is_of_other_file
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
@@ -79,14 +80,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Group:
-    """Products that become one. `heads` are the Reshapes of case 6, in the order of the parts, and `size` is that of a
-    head. `whole` is the Concat of case 5."""
+    """Products that become one. `heads` are those of case 6, in the order of the parts. `whole` is the Concat of case
+    5."""
 
     x: ir.Value
     parts: tuple[Part, ...]
     whole: ir.Node | None = None
-    heads: tuple[ir.Node, ...] = ()
-    size: int = 0
+    heads: tuple[Heads, ...] = ()
 
     @property
     def weights(self) -> tuple[ir.Value, ...]:
@@ -236,22 +236,5 @@ def _divided(x: ir.Value, parts: tuple[Part, ...], info: ShapeInfo) -> Group | N
     after = 2 + any(len(part.nodes) > 1 for part in parts)
     if sum(len(part.nodes) for part in parts) <= after:
         return None
-    heads = [found for part in parts if (found := _into_heads(part, info)) is not None]
-    sizes = {size for _, size in heads}
-    if len(heads) < len(parts) or len(sizes) > 1:
-        return Group(x, parts)  # 7
-    return Group(x, parts, heads=tuple(node for node, _ in heads), size=sizes.pop())  # 6
-
-
-def _into_heads(part: Part, info: ShapeInfo) -> tuple[ir.Node, int] | None:
-    """The Reshape of a part into heads, which is all that reads it, and the size of a head; None where there is no such
-    Reshape."""
-    node = only_reader(part.result)
-    flat = info.shape(part.result)
-    if not is_op(node, "Reshape") or flat is None or node.outputs[0].is_graph_output():
-        return None
-    shape = info.shape(node.outputs[0])
-    if shape is None or len(shape) != len(flat) + 1 or shape[:-2] != flat[:-1]:
-        return None
-    heads, size = shape[-2].const, shape[-1].const
-    return (node, size) if heads and size and heads * size == part.columns else None
+    heads = of_one_size([part.result for part in parts], info)
+    return Group(x, parts, heads=heads or ())  # 6 and 7
