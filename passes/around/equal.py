@@ -6,11 +6,12 @@ Grammar; the code cites the numbers of the cases:
 
     equal nodes :=
       1     the same standard operator with equal attributes, none of them a graph, that computes the same each time
-            and reads equal inputs
-    equal inputs :=
-      2     one value, or the results of equal nodes
-      3   | small constants of the same bits
-      4   | integers that are known, or are the same formulas of the sizes of the model's inputs
+            and reads equal values
+      2   | standard operators with one result each, which are equal integers
+    equal values :=
+      3     one value, or the results of equal nodes
+      4   | small constants of the same bits
+      5   | integers: known ones, or the same formulas of the sizes of the model's inputs
 
 So their results are equal in every run, to the last bit.
 """
@@ -56,17 +57,22 @@ def _key(node: ir.Node, info: ShapeInfo) -> object:
     attributes = node.attributes.values()
     if any(attr.is_ref() or attr.type not in PLAIN for attr in attributes):
         return None
+    if len(node.outputs) == 1 and (integers := _integers(node.outputs[0], info)) is not None:  # 2
+        return integers
     numbers = tuple(sorted((attr.name, repr(attr.value)) for attr in attributes))
-    inputs = tuple(_input_key(value, info) for value in node.inputs)
-    return node.op_type, len(node.outputs), numbers, inputs
+    return node.op_type, len(node.outputs), numbers, tuple(_value_key(value, info) for value in node.inputs)
 
 
-def _input_key(value: ir.Value | None, info: ShapeInfo) -> object:
-    """What is equal for equal inputs."""
+def _value_key(value: ir.Value | None, info: ShapeInfo) -> object:
+    """What is equal for equal values."""
     if value is None:
         return None
-    if (numbers := constant(value, SMALL)) is not None:  # 3
+    if (numbers := constant(value, SMALL)) is not None:  # 4
         return numbers.dtype.str, numbers.shape, numbers.tobytes()
-    if (content := info.content(value)) is not None:  # 4
-        return info.dtype(value), content
-    return value  # 2
+    return _integers(value, info) or value  # 3 and 5
+
+
+def _integers(value: ir.Value, info: ShapeInfo) -> object:
+    """The type, the shape and the content of a tensor of integers; None where they are not known."""
+    content = info.content(value)
+    return None if content is None else (info.dtype(value), info.shape(value), content)

@@ -66,11 +66,14 @@ class _Finisher:
                 sweep(self.builder.graph, [node])
 
     def share_equal_nodes(self) -> None:
-        """Compute once what several nodes compute alike."""
+        """Compute once what several nodes compute alike. What nothing needs any more is removed at the end: until then
+        later nodes may turn out to be equal to it."""
+        unread = []
         for equal in equal_nodes(self.builder.graph, self.facts.info):
             for old, new in zip(equal.node.outputs, equal.first.outputs, strict=True):
                 replace_value(old, new, rename=False)
-            sweep(self.builder.graph, [equal.node])
+            unread.append(equal.node)
+        sweep(self.builder.graph, unread)
 
     def shorten_chains(self) -> None:
         """Put one Reshape in the place of several views, and of a Transpose that moves nothing."""

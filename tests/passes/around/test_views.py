@@ -70,6 +70,18 @@ def test_layers_read_one_mask() -> None:
     assert_equal(proto, result)
 
 
+def test_what_only_an_equal_node_needs_may_be_equal_to_a_later_one() -> None:
+    """Nothing needs the second Shape, but the third one is equal to it."""
+    sizes = "i = Shape(a) i1 = Gather<axis=0>(i, two) j = Shape(n) j1 = Gather<axis=0>(j, two) k = Shape(n) "
+    body = (
+        "r = Expand(a, i) " + sizes + "k1 = Gather<axis=0>(k, zero) s = Concat<axis=0>(i1, j1, k1) t = Cast<to=1>(s) "
+    )
+    proto = model(body + "u = ReduceSum<keepdims=0>(t) y = Mul(r, u)", "float[B,S,8] y")
+    result, _ = fused(proto)
+    assert others(result).count("Shape") == 1
+    assert_equal(proto, result)
+
+
 APART = {
     "another attribute": "b = Elu<alpha=1.0>(a) c = Elu<alpha=2.0>(a) y = Add(b, c)",
     "another constant": "b = Unsqueeze(a, one) c = Unsqueeze(a, two) d = Neg(b) f = Neg(c) y = Add(d, f)",
