@@ -156,11 +156,11 @@ class _Finisher:
     def _product(self, group: Group, weight: ir.Value) -> ir.Value:
         """The product of the operand and the joined weight, with the joined bias."""
         first = group.parts[0]
-        dtype, bias = self.facts.info.dtype(first.result), self._bias(group)
+        dtype, bias, x = self.facts.info.dtype(first.result), self._bias(group), operand_at(first.node, 0)
         if is_op(first.node, "Gemm"):
-            inputs = [group.x, weight] if bias is None else [group.x, weight, bias]
+            inputs = [x, weight] if bias is None else [x, weight, bias]
             return self.builder.op("Gemm", inputs, dtype, {"transB": int(group.is_transposed)})
-        whole = self.builder.op("MatMul", [group.x, weight], dtype)
+        whole = self.builder.op("MatMul", [x, weight], dtype)
         return whole if bias is None else self.builder.op("Add", [whole, bias], dtype)
 
     def _bias(self, group: Group) -> ir.Value | None:

@@ -69,13 +69,15 @@ def of_one_size(values: Sequence[ir.Value], info: ShapeInfo) -> tuple[Heads, ...
 def head_parts(graph: ir.Graph, info: ShapeInfo) -> Iterator[HeadParts]:
     """The tensors of a graph that are cut into parts and then into heads. The caller may replace each as soon as it is
     yielded."""
-    wholes = {operand_at(node, 0): node for node in graph if is_op(node, "Split", "Slice")}
-    for whole, node in wholes.items():
-        shape = info.shape(whole) or ()
-        cuts = _of_split(node, len(shape)) if is_op(node, "Split") else _of_slices(whole, len(shape), info)
+    for node in list(graph):
+        if node.graph is not graph or not is_op(node, "Split", "Slice"):
+            continue
+        whole = operand_at(node, 0)
+        rank = len(info.shape(whole) or ())
+        cuts = _of_split(node, rank) if is_op(node, "Split") else _of_slices(whole, rank, info)
         heads = of_one_size(cuts, info) if len(cuts) > 1 else None
         if heads is not None:
-            yield HeadParts(whole, len(shape) - 1, heads)
+            yield HeadParts(whole, rank - 1, heads)
 
 
 def _of_split(node: ir.Node, rank: int) -> Sequence[ir.Value]:

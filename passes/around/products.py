@@ -83,7 +83,6 @@ class Group:
     """Products that become one. `heads` are those of case 6, in the order of the parts. `whole` is the Concat of case
     5."""
 
-    x: ir.Value
     parts: tuple[Part, ...]
     whole: ir.Node | None = None
     heads: tuple[Heads, ...] = ()
@@ -101,7 +100,7 @@ class Group:
 
 def groups(graph: ir.Graph, info: ShapeInfo, options: Options) -> Iterator[Group | Decline]:
     """The groups of a graph that become one product, and why others stay apart, in its order."""
-    found = list(chain.from_iterable(_groups(*each, info) for each in _by_operand(graph, info).items()))
+    found = list(chain.from_iterable(_groups(parts, info) for parts in _by_operand(graph, info)))
     readers: dict[tuple[ir.Value, ...], set[ir.Node]] = defaultdict(set)
     for group in found:
         readers[group.weights].update(part.node for part in group.parts)
@@ -141,18 +140,14 @@ def _apart(reason: str, part: Part, hint: str | None = None) -> Decline:
     return Decline(Code.WEIGHTS, f"products of one operand stay apart: {reason}", part.node, hint)
 
 
-_Key = tuple[ir.Value, str, bool, object]
-"""The operand of products, their operator, and the form of their weights."""
-
-
-def _by_operand(graph: ir.Graph, info: ShapeInfo) -> dict[_Key, list[Part]]:
-    """The products that have one operand and weights of one form."""
-    found: dict[_Key, list[Part]] = defaultdict(list)
+def _by_operand(graph: ir.Graph, info: ShapeInfo) -> Iterable[list[Part]]:
+    """The products that have one operand and weights of one form, in groups."""
+    found: dict[object, list[Part]] = defaultdict(list)
     for node in graph:
         if (part := _part(node, info)) is not None:
-            shape = info.shape(part.weight) or ()
-            found[operand_at(node, 0), node.op_type, _is_transposed(node), shape[_is_transposed(node)]].append(part)
-    return found
+            rows = (info.shape(part.weight) or ())[_is_transposed(node)]
+            found[operand_at(node, 0), node.op_type, _is_transposed(node), rows].append(part)
+    return found.values()
 
 
 def _is_transposed(node: ir.Node) -> bool:
@@ -212,13 +207,13 @@ def _vector(value: ir.Value, columns: int) -> np.ndarray | None:
     return numbers if numbers is not None and numbers.shape == (columns,) else None
 
 
-def _groups(key: _Key, parts: Sequence[Part], info: ShapeInfo) -> Iterator[Group]:
+def _groups(parts: Sequence[Part], info: ShapeInfo) -> Iterator[Group]:
     """The groups among the products of one operand: first those that are joined anyway."""
     left = {part.result: part for part in parts}
     for value in list(left):
         if value in left and (whole := _whole(value, left, info)) is not None:  # 5
-            yield Group(key[0], tuple(left.pop(each) for each in operands(whole)), whole=whole)
-    if 1 < len(left) <= MOST_PARTS and (group := _divided(key[0], tuple(left.values()), info)) is not None:
+            yield Group(tuple(left.pop(each) for each in operands(whole)), whole=whole)
+    if 1 < len(left) <= MOST_PARTS and (group := _divided(tuple(left.values()), info)) is not None:
         yield group
 
 
@@ -231,10 +226,10 @@ def _whole(value: ir.Value, parts: Iterable[ir.Value], info: ShapeInfo) -> ir.No
     return node if alone and int_attr(node, "axis", 0) in (-1, len(shape) - 1) else None
 
 
-def _divided(x: ir.Value, parts: tuple[Part, ...], info: ShapeInfo) -> Group | None:
+def _divided(parts: tuple[Part, ...], info: ShapeInfo) -> Group | None:
     """A group whose product is divided; None where this saves no kernel."""
     after = 2 + any(len(part.nodes) > 1 for part in parts)
     if sum(len(part.nodes) for part in parts) <= after:
         return None
     heads = of_one_size([part.result for part in parts], info)
-    return Group(x, parts, heads=heads or ())  # 6 and 7
+    return Group(parts, heads=heads or ())  # 6 and 7

@@ -42,7 +42,7 @@ class Chain:
 def chains(graph: ir.Graph, info: ShapeInfo) -> Iterator[Chain]:
     """The chains of a graph. The caller may replace a chain as soon as it is yielded."""
     for node in list(graph):
-        if not _is_view(node, info) or _is_view(only_reader(node.outputs[0]), info):
+        if node.graph is not graph or not _is_view(node, info) or _is_view(only_reader(node.outputs[0]), info):
             continue
         if (chain := _chain(node, info)) is not None:
             yield chain

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -105,6 +106,30 @@ def test_gemm(transposed: int) -> None:
     assert others(result).count("Gemm") == 2
     assert others(result).count("Split") == 1
     assert_equal(proto, result, odd=False)
+
+
+def test_products_of_a_product() -> None:
+    """The operand of the second group is a part of the first one."""
+    second = "d0 = MatMul(a0, td) f0 = MatMul(a0, te) h0 = MatMul(a0, tf) z0 = Neg(d0) z1 = Neg(f0) z2 = Neg(h0)"
+    given = {name: weights()["wb"] for name in ("td", "te", "tf")}
+    proto = model(THREE + FLAT_END + " " + second, f"{FLAT}, {FLAT.replace('y', 'z').replace('8', '4')}", **given)
+    result, _ = fused(proto)
+    assert others(result).count("MatMul") == 2
+    assert_equal(proto, result, odd=False)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_bfloat16(large: bool, tmp_path: Path) -> None:
+    """ONNX Runtime multiplies no bfloat16 on every machine: the weight alone is looked at."""
+    columns = 8192 if large else 8
+    given = {name: RNG.standard_normal((8, columns)).astype(ml_dtypes.bfloat16) for name in ("wa", "wb", "wc")}
+    outputs = ", ".join(f"bfloat16[B,S,{columns}] y{number}" for number in range(3))
+    proto = model("k = Cast<to=16>(n) " + THREE.replace("(n", "(k") + FLAT_END, outputs, **given)
+    onnx.save(proto, tmp_path / "model.onnx")
+    fa_compiler.optimize(tmp_path / "model.onnx", tmp_path / "fused.onnx", target="ascend")
+    written = onnx.load(tmp_path / "fused.onnx")
+    (weight,) = (tensor for tensor in written.graph.initializer if len(tensor.dims) == 2)
+    assert weight.raw_data == np.concatenate(list(given.values()), axis=1).tobytes()
 
 
 def test_weights_in_constant_nodes() -> None:
