@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 
 import onnx_ir as ir
 
@@ -27,7 +26,7 @@ from fa_compiler.passes.answer.report import (
     Report,
     Status,
 )
-from fa_compiler.passes.around import fuse_around, fuse_positions
+from fa_compiler.passes.around import finish, fuse_around, fuse_positions
 from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
 from fa_compiler.passes.attention_ops.prompt_positions import note_on_positions, unread_positions
 from fa_compiler.passes.backward import PairDecline, fuse_pair
@@ -108,14 +107,8 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         prepared.made,
     )
     run.notes.extend(_doubts(model.graph, run.facts))
-    turned = list(chain.from_iterable(map(run.turn_positions, graphs)))
-    blocks = run.fuse_graphs(graphs)
-    if options.target != "ascend":
-        keep_dequantised(run.made, info, names)
-    # An attention operator that holds rotary positions leaves them written out in front of its replacement.
-    later = [line for line in chain.from_iterable(map(run.turn_positions, graphs)) if line.status == "fused"]
-    around = [*turned, *later, *chain.from_iterable(map(run.fuse_around, graphs))]
-    if any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around):
+    blocks, around = run.fuse_all(graphs)
+    if _is_any_fused(blocks, around):
         _import_operators(model, options)
         run.notes.extend(corrected)
     else:
@@ -151,6 +144,11 @@ def _doubts(graph: ir.Graph, facts: Facts) -> Iterator[str]:
         yield lookups[0].note
     if nodes := unread_positions(graph, facts):
         yield note_on_positions(nodes)
+
+
+def _is_any_fused(blocks: Sequence[Block], around: Sequence[Around]) -> bool:
+    """Was an attention fused, or something around it?"""
+    return any(block.status == "fused" for block in blocks) or any(line.status == "fused" for line in around)
 
 
 def _is_there(graph: ir.Graph, owners: Mapping[ir.Graph, ir.Node]) -> bool:
@@ -229,9 +227,28 @@ class _Run:
         """Fuse the norms and gated activations of one graph, after its attention."""
         return fuse_around(graph, self.facts, self.names) if self._fuses_around(graph) else []
 
+    def finish(self, graph: ir.Graph, lines: list[Around]) -> list[Around]:
+        """Make less of what was fused in one graph. Returns its lines of the report, of which `lines` were known."""
+        is_finished = self.facts.options.target == "ascend" and self._fuses_around(graph)
+        return finish(graph, self.facts, self.names, lines) if is_finished else lines
+
     def _fuses_around(self, graph: ir.Graph) -> bool:
         may = self.refusal is None and self.opset <= NEWEST_OPSET
         return may and self.facts.options.fuses_around and bool(graph.outputs)
+
+    def fuse_all(self, graphs: Sequence[ir.Graph]) -> tuple[list[Block], list[Around]]:
+        """Fuse all graphs: their blocks, and the lines of what stands around them."""
+        turned = {graph: self.turn_positions(graph) for graph in graphs}
+        blocks = self.fuse_graphs(graphs)
+        if self.facts.options.target != "ascend":
+            keep_dequantised(self.made, self.facts.info, self.names)
+        # An attention operator that holds rotary positions leaves them written out in front of its replacement.
+        later = {graph: [line for line in self.turn_positions(graph) if line.status == "fused"] for graph in graphs}
+        lines = {graph: [*turned[graph], *later[graph], *self.fuse_around(graph)] for graph in graphs}
+        around = [line for graph in graphs for line in lines[graph]]
+        if _is_any_fused(blocks, around):
+            around = [line for graph in graphs for line in self.finish(graph, lines[graph])]
+        return blocks, around
 
     def fuse_graphs(self, graphs: Sequence[ir.Graph]) -> list[Block]:
         """Fuse all graphs. That of a loop which became a linear attention is none any more."""

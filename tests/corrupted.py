@@ -549,6 +549,13 @@ def _latent(rng: Rng) -> Parts:
     return inputs, {"cache_mode": mode, "is_output_kv": bool(rng.integers(0, 2))}
 
 
+def _rotary_pair(rng: Rng) -> Parts:
+    dtype, heads = _half(rng), _pick(rng, ((4, 2), (3, 3)))
+    query, key = (_floats(rng, 2, 3, count, 64, dtype=dtype) for count in heads)
+    tables = {name: _floats(rng, 2, 3, 1, 64, dtype=dtype) for name in ("cos", "sin")}
+    return {"query": query, "key": key, **tables}, {}
+
+
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
@@ -578,6 +585,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FusedCausalConv1d": (_added_convolution,),
     "RotaryPositionEmbedding": (_rotary,),
     "KvRmsNormRopeCache": (_latent,),
+    "ApplyRotaryPosEmb": (_rotary_pair,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

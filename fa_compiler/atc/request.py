@@ -12,7 +12,7 @@ from fa_compiler.op_registry.collectives import METHODS
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.soc import SocVersion, soc_version
 from fa_compiler.passes.answer.option import options_of, read_options, told
-from fa_compiler.passes.answer.options import ATTENTION_ONLY
+from fa_compiler.passes.answer.options import ALL_WEIGHTS, ATTENTION_ONLY, JOINED
 from fa_compiler.passes.parallel.options import AUTO, AXES
 
 
@@ -101,6 +101,15 @@ class Request:
             completed=(ATTENTION_ONLY,),
         ),
     )
+    join_weights: str = field(
+        default=ALL_WEIGHTS,
+        metadata=told(
+            "which weights of products that share an operand are joined, so that one product computes them: all "
+            "(default), those in the model's own file (own), or none",
+            details="Several ranks join none.",
+            choices=JOINED,
+        ),
+    )
     assume: Sequence[str] = ()
     parallel: Parallel | None = None
 
@@ -115,6 +124,7 @@ class AtcKeywords(TypedDict, total=False):
     precision: str
     single_op: bool
     only: str | None
+    join_weights: str
     sequence_parallel: int | None
     method: str
     axes: Mapping[str, int] | None

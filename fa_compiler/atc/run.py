@@ -88,8 +88,14 @@ def run(
     check_request(request)
     check_target(output)
     parallel = request.parallel
-    soc, only = request.soc.name, request.only
-    options = make_options("ascend", soc_version=soc, cann=request.cann, assume=request.assume, only=only)
+    options = make_options(
+        "ascend",
+        soc_version=request.soc.name,
+        cann=request.cann,
+        assume=request.assume,
+        only=request.only,
+        join_weights=request.join_weights,
+    )
     options = dataclasses.replace(options, parser_plugins=request.route == NPU, divided=parallel is not None)
     loaded = load(model)
     _check_types(loaded.proto, request.soc, loaded.name)

@@ -4,6 +4,9 @@ While a model is processed, a large initializer of its main graph whose bytes ar
 tensor that refers to this file. Its `location` is one that no tensor of a user can have. Code that does not touch
 external data does not touch these tensors either. They become inline again when the model is written or returned.
 
+Weights that a pass joined are such tensors, too, where their parts lie in files: they begin behind the end of the file,
+and their bytes are put together from the parts when they are read.
+
 Only a simple tensor is left in the file: its bytes are `raw_data` of exactly the length of its type and shape, and the
 file is a regular file whose fields can be walked. Any other file is parsed by protobuf as a whole; protobuf also
 reports the fault of a damaged file.
@@ -18,10 +21,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.errors import InputError
 from fa_compiler.model_files import positional, wire
+from fa_compiler.model_files.joined import JoinedRows, joined_rows
 from fa_compiler.protos import tensors
 
 LARGE = 1 << 16
@@ -57,10 +62,38 @@ class FileWeights:
         weakref.finalize(self, os.close, self.descriptor)
         found = os.fstat(self.descriptor)
         self._state, self.size = _state(found), found.st_size
+        self._joined: dict[int, JoinedRows] = {}
+        self._end = self.size
+
+    @staticmethod
+    def beside(path: Path | None) -> FileWeights | None:
+        """The file of a model whose weights lie in other files; None where it is no regular file."""
+        if path is None or not path.is_file():
+            return None
+        weights = FileWeights(path)
+        return weights if _is_text(weights.location) else None
 
     def owns(self, tensor: onnx.TensorProto) -> bool:
         """Whether a tensor is one that was left in the file."""
         return tensors.is_external(tensor) and tensors.location(tensor) == self.location
+
+    def keep_joined(self, model: ir.Model) -> None:
+        """Let the joined weights of a model whose parts lie in files be read when they are written."""
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if tensor is None or (rows := joined_rows(tensor, self.location)) is None:
+                continue
+            shape, name = ir.Shape(tensor.shape.numpy()), tensor.name or ""
+            stub = ir.ExternalTensor(self.location, self._end, rows.length, tensor.dtype, shape=shape, name=name)
+            value.const_value = stub
+            self._joined[self._end] = rows
+            self._end += rows.length
+
+    def is_of_other_files(self, tensor: onnx.TensorProto) -> bool:
+        """Is this a joined weight with parts in other files than the model's?"""
+        if not self.owns(tensor) or (rows := self._joined.get(extent(tensor)[0])) is None:
+            return False
+        return any(part.path is not None for part in rows.parts)
 
     def check(self, by_path: bool = False) -> None:
         """Check that the file was not changed since it was opened; with `by_path`, nor replaced or removed.
@@ -82,16 +115,16 @@ class FileWeights:
             InputError: the file cannot be read, or was changed.
         """
         self.check()
-        while count:
-            try:
-                chunk = positional.read_at(self.descriptor, min(count, _CHUNK), start)
-            except OSError as error:
-                raise InputError(f"{self.path} cannot be read: {error.strerror or error}") from None
-            if not chunk:
-                break
-            yield chunk
-            start += len(chunk)
-            count -= len(chunk)
+        try:
+            if (rows := self._joined.get(start)) is not None and count:
+                yield from rows.chunks(self.descriptor)
+                count = 0
+            while count and (chunk := positional.read_at(self.descriptor, min(count, _CHUNK), start)):
+                yield chunk
+                start += len(chunk)
+                count -= len(chunk)
+        except OSError as error:
+            raise InputError(f"the weights of {self.path} cannot be read: {error.strerror or error}") from None
         self.check()
 
     def are_equal(self, first: onnx.TensorProto, second: onnx.TensorProto) -> bool:

@@ -21,6 +21,7 @@ from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, distinct_weights, repaired
+from fa_compiler.passes.emit.joined import OF_MODEL_FILE
 from fa_compiler.protos.subgraphs import Subgraphs
 from fa_compiler.protos.tensors import Folder, all_tensors, check_external, is_external, location, message_size
 
@@ -37,7 +38,8 @@ class LoadedModel:
 
     `proto` is the given model (for an `ir.Model` its serialised form), or a copy of it with the `repairs`. It is never
     changed. `files` maps each `location` of external data in the model to its real path. `name` is for messages and the
-    report. `weights` is the model file, if weights were left in it; their tensors are external in `proto`.
+    report. `weights` is the model file, if weights were left in it or lie in other files. Those that were left in it
+    are external tensors in `proto`.
     """
 
     name: str
@@ -198,7 +200,8 @@ def _loaded(read: _Read, name: str, path: Path | None, folder: Folder) -> Loaded
         if is_external(tensor) and index not in read.kept_in_file:
             files[location(tensor)] = check_external(tensor, folder, name)
     below = below if proto is read.proto else Subgraphs.of(proto)
-    return LoadedModel(name, path, folder, proto, files, read.weights, tuple(notes), foreign_types(below))
+    weights = FileWeights.beside(path) if files and read.weights is None else read.weights
+    return LoadedModel(name, path, folder, proto, files, weights, tuple(notes), foreign_types(below))
 
 
 def _loaded_ir(model: ir.Model) -> LoadedModel:
@@ -229,8 +232,9 @@ def _detach(model: ir.Model, files: dict[str, str]) -> None:
 
     def own(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         if isinstance(tensor, ir.ExternalTensor):
-            return ir.ExternalTensor(
-                files[os.fspath(tensor.location)],
+            place = os.fspath(tensor.location)
+            copy = ir.ExternalTensor(
+                files[place],
                 tensor.offset,
                 tensor.length,
                 tensor.dtype,
@@ -239,6 +243,8 @@ def _detach(model: ir.Model, files: dict[str, str]) -> None:
                 doc_string=tensor.doc_string,
                 metadata_props=dict(tensor.metadata_props),
             )
+            copy.meta[OF_MODEL_FILE] = files[place] == place  # the location of what was left in the model's file
+            return copy
         if isinstance(tensor, ir.serde.TensorProtoTensor):
             if message_size(tensor.raw) <= _SMALL:
                 copy = onnx.TensorProto()

@@ -17,6 +17,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files import positional
 from fa_compiler.model_files.destination import is_same, is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
+from fa_compiler.model_files.joined import file_chunks
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.passes.answer.report import Progress, Report, first_of
 from fa_compiler.protos import tensors
@@ -223,28 +224,41 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
 
 
 def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool) -> list[str]:
-    external: list[onnx.TensorProto] = []
-    inline: list[onnx.TensorProto] = []
     weights = loaded.weights
-    for tensor in tensors.all_tensors(proto):
-        own = weights is not None and weights.owns(tensor)
-        (external if tensors.is_external(tensor) and not own else inline).append(tensor)
+    external, joined, inline = _by_place(proto, weights)
     folder = output.absolute().parent
     here = folder.resolve()
     used = list(dict.fromkeys(Path(tensors.location(tensor)) for tensor in external))
     beside = is_same(folder, loaded.folder.base) and all(real.is_relative_to(here) for real in used)
-    moved_out = _to_move_out(inline)
+    moved_out = [*joined, *_to_move_out(inline)]
     if beside:
         _relocate(external, loaded.relative)
         used = []
     elif keep:
         _relocate(external, {str(real): _below(real, here, used, output) for real in used})
         used = []
+    elif joined:  # the files hold weights that nothing reads any more
+        moved_out, used = [*external, *moved_out], []
     if not used and not moved_out:
         return []
     if is_special(output):
         raise InputError(f"{output} is not a regular file, and the model's weights need a file beside it")
     return _join(external if used else [], used, moved_out, weights, output, stage)
+
+
+def _by_place(
+    proto: onnx.ModelProto, weights: FileWeights | None
+) -> tuple[list[onnx.TensorProto], list[onnx.TensorProto], list[onnx.TensorProto]]:
+    """The tensors that lie in other files, those that are joined of parts of other files, and all others."""
+    external: list[onnx.TensorProto] = []
+    joined: list[onnx.TensorProto] = []
+    inline: list[onnx.TensorProto] = []
+    for tensor in tensors.all_tensors(proto):
+        own = weights is not None and weights.owns(tensor)
+        is_joined = weights is not None and weights.is_of_other_files(tensor)
+        other = external if tensors.is_external(tensor) and not own else inline
+        (joined if is_joined else other).append(tensor)
+    return external, joined, inline
 
 
 def _below(path: Path, folder: Path, files: Iterable[Path], output: Path) -> str:
@@ -369,16 +383,23 @@ def _copy_some(source: int, target: int, start: int, place: int, count: int) -> 
 
 
 def _externalise(tensor: onnx.TensorProto, weights: FileWeights | None, target: int, place: int, name: str) -> int:
-    own = weights is not None and tensors.is_external(tensor)
-    content = weights.chunks(*extent(tensor)) if weights is not None and own else [tensor.raw_data]
     end = place
-    for chunk in content:
+    for chunk in _content(tensor, weights):
         view, done = memoryview(chunk), 0
         while done < len(view):
             done += positional.write_at(target, view[done : done + _CHUNK], end + done)
         end += done
     tensors.make_external(tensor, name, place, end - place)
     return end
+
+
+def _content(tensor: onnx.TensorProto, weights: FileWeights | None) -> Iterable[bytes]:
+    """The bytes of a tensor, in pieces: its own, those that were left in the model's file, or those of another file."""
+    if not tensors.is_external(tensor):
+        return [tensor.raw_data]
+    if weights is not None and weights.owns(tensor):
+        return weights.chunks(*extent(tensor))
+    return file_chunks(Path(tensors.location(tensor)), tensors.offset(tensor), tensors.nbytes(tensor))
 
 
 def _to_move_out(inline: list[onnx.TensorProto]) -> list[onnx.TensorProto]:

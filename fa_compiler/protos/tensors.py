@@ -60,6 +60,11 @@ def location(tensor: onnx.TensorProto) -> str:
     return next((entry.value for entry in tensor.external_data if entry.key == "location"), "")
 
 
+def offset(tensor: onnx.TensorProto) -> int:
+    """Where the bytes of an external tensor begin in their file."""
+    return next((int(entry.value) for entry in tensor.external_data if entry.key == "offset"), 0)
+
+
 def set_location(tensor: onnx.TensorProto, value: str, shift: int = 0) -> None:
     """Make an external tensor refer to the file `value`, with an offset that is larger by `shift` bytes."""
     offset = 0

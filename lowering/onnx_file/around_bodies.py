@@ -6,8 +6,8 @@ domain of the nodes and under their names, so that ONNX Runtime and every other 
 A body computes in float32 and rounds once, as the operator does; AddRmsNorm rounds the sum and the normalised row, too,
 as on A2 and A3. In opset 15 and later the results have the type of the first input (CastLike). In opset 13 and 14,
 which have no CastLike, the body is one of float32. It is the body of calls as passes/around makes them: gamma and beta
-are given and are vectors, AddLayerNorm has no bias, ClippedSwiglu has no groups and runs along the last axis, and
-RotaryPositionEmbedding has no mode 2 and no matrix.
+are given and are vectors, AddLayerNorm has no bias, ClippedSwiglu has no groups and runs along the last axis,
+RotaryPositionEmbedding has no mode 2 and no matrix, and ApplyRotaryPosEmb has the mode half.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _body(op_type: str, opset: int) -> onnx.FunctionProto:
         DOMAIN,
         op_type,
         spec.input_names,
-        spec.output_names,
+        [_OUTPUTS.get((op_type, name), name) for name in spec.output_names],
         writer.nodes,
         [helper.make_opsetid("", opset)],
         attributes=spec.attr_names,
@@ -208,6 +208,18 @@ def _rotary(writer: _Writer) -> None:
     writer.op("Add", writer.op("Mul", x, "cos"), writer.op("Mul", rotated, "sin"), out="y")
 
 
+def _rotary_pair(writer: _Writer) -> None:
+    """Each operation is rounded to the type of the operands, as on A2 and A3 in float32 and float16."""
+    for name in ("query", "key"):
+        first, second = writer.halves(name, None)
+        turned = writer.op("Concat", writer.op("Neg", second), first, axis=-1)
+        out = _OUTPUTS["ApplyRotaryPosEmb", name]
+        writer.op("Add", writer.op("Mul", name, "cos"), writer.op("Mul", turned, "sin"), out=out)
+
+
+_OUTPUTS = {("ApplyRotaryPosEmb", name): f"{name}_turned" for name in ("query", "key")}
+"""The outputs of functions that have other names than those of the operator. An operator that works in place gives an
+output the name of an input, which a function cannot."""
 _WRITERS = {
     "RmsNorm": _rms_norm,
     "AddRmsNorm": _add_rms_norm,
@@ -218,4 +230,5 @@ _WRITERS = {
     "GeluV2": _gelu,
     "ClippedSwiglu": _clipped_swiglu,
     "RotaryPositionEmbedding": _rotary,
+    "ApplyRotaryPosEmb": _rotary_pair,
 }

@@ -69,6 +69,9 @@ opset may mean something else."""
 ATTENTION_ONLY = "attention"
 """What `only` may be."""
 
+OWN_WEIGHTS, ALL_WEIGHTS, NO_WEIGHTS = JOINED = ("own", "all", "none")
+"""What `join_weights` may be: the weights in the model's own file, those in files beside it, too, or none."""
+
 DEFAULT_PRODUCT = "A2"
 """The Ascend product that a result is verified for when the user names none."""
 
@@ -196,6 +199,16 @@ class Options:
             read=_only,
         ),
     )
+    join_weights: str = field(
+        default=OWN_WEIGHTS,
+        kw_only=True,
+        metadata=told(
+            "which weights of products that share an operand are joined, so that one product computes them: those in "
+            "the model's own file (own, default), those in files beside it, too (all), or none",
+            details='Weights in other files are written anew. It goes with the target "ascend".',
+            choices=JOINED,
+        ),
+    )
     parser_plugins: bool = field(default=False, kw_only=True)
     in_place_caches: bool = field(
         default=False,
@@ -215,6 +228,11 @@ class Options:
         if self.only is not None or self.divided:
             return False
         return self.target == "ascend" or (self.is_standard and self.runtime is not None)
+
+    @property
+    def joins_weights(self) -> bool:
+        """May products that share an operand become one?"""
+        return self.target == "ascend" and self.fuses_around and self.join_weights != NO_WEIGHTS
 
     @property
     def is_standard(self) -> bool:
@@ -248,6 +266,7 @@ class Options:
             "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
             "--only needs --target ascend, onnx or contrib: for ort only attention is fused": self.only is not None
             and self.target == "ort",
+            "--join-weights needs --target ascend": self.join_weights != OWN_WEIGHTS and self.target != "ascend",
             "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
@@ -260,6 +279,8 @@ class Options:
         unknown = sorted(self.assume - set(ASSUMPTIONS))
         if unknown:
             raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
+        if self.join_weights not in JOINED:
+            raise ValueError(f"unknown value {self.join_weights!r} for joined weights: use one of {', '.join(JOINED)}")
         if (misplaced := self._misplaced) is not None:
             raise ValueError(misplaced)
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
@@ -286,4 +307,5 @@ class FusionKeywords(TypedDict, total=False):
     cann: str | None
     assume: Iterable[str]
     only: str | None
+    join_weights: str
     in_place_caches: bool

@@ -165,6 +165,11 @@ class Code(StrEnum):
         "a number inside of a norm is read elsewhere or is an output; the operator beside it would compute it twice",
         "leave out what reads it: export for inference (model.eval()), without the statistics of norms",
     )
+    WEIGHTS = (
+        "weights",
+        "products that share an operand stay apart, because their weights cannot be joined",
+        "export again with weights that are constants, are not quantised, and are read by these products only",
+    )
     BUDGET = (
         "proof_budget",
         "the proofs about the attention would take more steps than one attention is given",

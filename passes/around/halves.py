@@ -41,7 +41,7 @@ def _slices(
     places: Callable[[int], tuple[tuple[int, int, int], tuple[int, int, int]]],
 ) -> Halves | None:
     """The tensor of an even size of which two Slices give the parts at these places; None for other values."""
-    left, right = (_slice(value.producer(), info) for value in (first, second))
+    left, right = (cut_by_slice(value.producer(), info) for value in (first, second))
     if left is None or right is None or (left.whole, left.axis) != (right.whole, right.axis):
         return None
     if left.size % 2 or (left.places, right.places) != places(left.size):
@@ -60,7 +60,7 @@ def _split(node: ir.Node, first: ir.Value, second: ir.Value, info: ShapeInfo) ->
 
 
 @dataclass(frozen=True)
-class _Slice:
+class Cut:
     """A part of a tensor along one axis of a known size: its start, its end and its step."""
 
     node: ir.Node
@@ -70,7 +70,7 @@ class _Slice:
     places: tuple[int, int, int]
 
 
-def _slice(node: ir.Node | None, info: ShapeInfo) -> _Slice | None:
+def cut_by_slice(node: ir.Node | None, info: ShapeInfo) -> Cut | None:
     """What a Slice along one axis cuts; None for other nodes, and for bounds that are not known."""
     if not is_op(node, "Slice"):
         return None
@@ -84,7 +84,7 @@ def _slice(node: ir.Node | None, info: ShapeInfo) -> _Slice | None:
     if size is None:
         return None
     first, last = (max(0, min(size, place + size if place < 0 else place)) for place in (start, end))
-    return _Slice(node, whole, axis % len(shape), size, (first, last, step))
+    return Cut(node, whole, axis % len(shape), size, (first, last, step))
 
 
 def _number(node: ir.Node, place: int, name: str, info: ShapeInfo) -> int | None:

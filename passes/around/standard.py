@@ -17,7 +17,7 @@ that the model has ready made stay as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx_ir as ir
@@ -161,12 +161,13 @@ class StandardFuser:
     def _rotary(self, found: Rotary) -> Around:
         dtype, anchor, info = self._dtype(found.x), found.anchor, self.facts.info
         self._expect(ROTARY, dtype, anchor)
-        if found.is_complex:
-            raise Decline(Code.SHAPE, "the operator takes no pairs along an axis of their own", anchor, "")
         if self.builder.opset < OLDEST_OPSET:
-            raise Decline(Code.OPSET, f"the tables are cut and counted in opset {OLDEST_OPSET} and later", anchor)
+            reason = f"the tables are cut and counted by operators of opset {OLDEST_OPSET}"
+            raise Decline(Code.OPSET, reason, anchor, f"export again with opset {OLDEST_OPSET} or newer")
         if dtype in SIXTEEN_BITS and not (is_bounded(found.cos, info) and is_bounded(found.sin, info)):
             raise Decline(Code.DTYPE, "it is not proven that products with the tables do not overflow", anchor, "")
+        if found.is_complex:
+            found = self._without_pairs(found)
         if found.heads_first and found.read_behind is None:
             rows, behind, heads = self._heads(found), None, 0
         else:
@@ -177,10 +178,18 @@ class StandardFuser:
             attrs["num_heads"] = heads
         domain = "" if self.facts.options.target == "onnx" else CONTRIB
         result = self.builder.op(ROTARY, inputs, dtype, attrs, domain=domain)
-        turned, (before, after) = result if behind is None else behind(result), found.others
-        if before or after:
-            turned = self.builder.joined([*before, turned, *after], dtype, 3)
-        return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, {found.result: turned})
+        before, after = found.others
+        whole = self.builder.joined([*before, result if behind is None else behind(result), *after], dtype, 3)
+        results = {found.result: whole}
+        return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, results)
+
+    def _without_pairs(self, found: Rotary) -> Rotary:
+        """A rotation of complex numbers as one of heads whose pairs are neighbours."""
+        x, size = found.x, (self.facts.info.shape(found.result) or ())[-1].const or 0
+        if len(known_shape(x, self.facts.info, found.anchor)) == 5:
+            x = self._reshaped(x, [0, 0, 0, size])
+        cos, sin = (self.builder.units("Squeeze", table, [4]) for table in (found.cos, found.sin))
+        return replace(found, x=x, cos=cos, sin=sin)
 
     def _rows(self, found: Rotary) -> tuple[ir.Value, int]:
         """What is rotated as rows with all heads, and their number. Raises Decline."""

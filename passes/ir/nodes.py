@@ -160,10 +160,10 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
         return _numbers_of_attribute(producer(value))
     if tensor.size > limit or tensor.dtype == ir.DataType.STRING:
         return None
-    return _unheld(tensor).numpy()
+    return unheld(tensor).numpy()
 
 
-def _unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
+def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """A tensor with the same content. A larger one that lies in a file leaves memory together with the array that is
     made of it: the original would keep its array."""
     if not isinstance(tensor, ir.ExternalTensor) or tensor.size <= HELD:

@@ -38,6 +38,12 @@ GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
         "cos": tensor((2, 5, 1, 64)),
         "sin": tensor((2, 5, 1, 64)),
     },
+    "ApplyRotaryPosEmb": {
+        "query": tensor((2, 5, 4, 64)),
+        "key": tensor((2, 5, 2, 64)),
+        "cos": tensor((2, 5, 1, 64)),
+        "sin": tensor((2, 5, 1, 64)),
+    },
 }
 
 
@@ -58,6 +64,7 @@ def test_a_good_node_breaks_nothing(op: str, product: str | None, dtype: str) ->
     assert bool(found) == (product == "310P" and absent)
 
 
+SBND = {"query": 4, "key": 2, "cos": 1, "sin": 1}
 ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] = [
     ("RmsNorm", {"x": tensor((2, 64), "DT_INT32"), "gamma": tensor((64,), FLOAT)}, {}, None, "RN.1"),
     ("RmsNorm", {"gamma": tensor((64,), BF16)}, {}, None, "RN.1"),
@@ -70,6 +77,32 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("RmsNorm", {"x": tensor((0, 64))}, {}, None, "RN.4"),
     ("RmsNorm", {}, {"epsilon": -1e-6}, None, "RN.5"),
     ("RmsNorm", {"x": tensor((2, 15)), "gamma": tensor((15,))}, {}, "310P", "RN.6"),
+    *(
+        ("ApplyRotaryPosEmb", inputs, attrs, product, f"APE.{code}")
+        for inputs, attrs, product, code in (
+            ({"key": tensor((2, 5, 2, 64), FLOAT)}, {}, None, 1),
+            ({"query": tensor((2, 5, 4, 64), "DT_INT32")}, {}, None, 1),
+            ({}, {"layout": 5}, None, 2),
+            ({n: tensor((5, 2, heads, 64)) for n, heads in SBND.items()}, {"layout": 2}, "A2", 2),
+            ({"key": tensor((5, 2, 64))}, {}, None, 2),
+            ({"key": tensor((2, 6, 2, 64))}, {}, None, 3),
+            ({"sin": tensor((2, 5, 1, 32))}, {}, None, 4),
+            ({name: tensor((2, 5, 4, 64)) for name in ("cos", "sin")}, {}, None, 4),
+            ({name: tensor((1, 5, 1, 64)) for name in ("cos", "sin")}, {}, "A3", 4),
+            ({}, {"rotary_mode": "full"}, None, 5),
+            ({}, {"rotary_mode": "interleave"}, "A2", 5),
+            ({name: tensor((2, 5, 1, 96)) for name in ("query", "key", "cos", "sin")}, {}, "A2", 6),
+            ({name: tensor((2, 5, 1, 2048)) for name in ("query", "key", "cos", "sin")}, {}, None, 6),
+            (
+                {name: tensor((2, 5, 1, 66)) for name in ("query", "key", "cos", "sin")},
+                {"rotary_mode": "quarter"},
+                None,
+                6,
+            ),
+            ({"query": tensor((2, 5, 254, 64))}, {}, "A2", 7),
+            ({name: tensor((2, 0, 1, 64)) for name in ("query", "key", "cos", "sin")}, {}, None, 8),
+        )
+    ),
     ("AddRmsNorm", {"x2": tensor((2, 5, 64), BF16)}, {}, None, "ARN.1"),
     ("AddRmsNorm", {"gamma": tensor((64,), FLOAT)}, {}, None, "ARN.1"),
     ("AddRmsNorm", {"x1": tensor(()), "x2": tensor(())}, {}, None, "ARN.2"),

@@ -142,6 +142,15 @@ def test_pairs_are_rotated(mode: int) -> None:
     assert reference.run("RotaryPositionEmbedding", matrix, {})["y"].ravel().tolist() == [4, 3, 2, 1]
 
 
+@pytest.mark.parametrize(("name", "mode"), [("half", 0), ("interleave", 1), ("quarter", 2)])
+def test_query_and_key_are_rotated(name: str, mode: int) -> None:
+    x = np.array([1.0, 2.0, 3.0, 4.0]).reshape(1, 1, 1, 4)
+    inputs = {"query": x, "key": np.concatenate([x, x], axis=2), "cos": np.zeros_like(x), "sin": np.ones_like(x)}
+    found = reference.run("ApplyRotaryPosEmb", inputs, {"rotary_mode": name}, dtype="float64")
+    assert found["query"].ravel().tolist() == ROTATED[mode]
+    assert found["key"].ravel().tolist() == 2 * ROTATED[mode]
+
+
 def test_there_is_no_kernel_in_the_library() -> None:
     with pytest.raises(KernelError, match=r"the library has no kernel of it; fa_compiler.reference.run computes it"):
         run_kernel("SwiGlu", {"x": np.ones((2, 4), np.float32)}, {})

@@ -24,11 +24,12 @@ def rotary_position_embedding(call: OpCall) -> dict[str, Output]:
     if mode == 3:
         x = np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
     with np.errstate(invalid="ignore", over="ignore"):
-        rotated = _rotated(x, mode) if matrix is None else x @ matrix.astype(np.float64)
-        return {"y": Output(x * cos + rotated * sin, given.dtype)}
+        turned = rotated(x, mode) if matrix is None else x @ matrix.astype(np.float64)
+        return {"y": Output(x * cos + turned * sin, given.dtype)}
 
 
-def _rotated(x: Floats, mode: int) -> Floats:
+def rotated(x: Floats, mode: int) -> Floats:
+    """r(x) in one of the modes 0 to 3; for mode 3, x is sorted already."""
     if mode == 1:
         return np.stack([-x[..., 1::2], x[..., ::2]], axis=-1).reshape(x.shape)
     parts = np.split(x, 4 if mode == 2 else 2, axis=-1)

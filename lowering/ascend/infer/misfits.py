@@ -308,6 +308,20 @@ def _tables(call: OpFacts) -> None:
         raise InferenceError(f"cos has the shape {list(cos)}, x {list(x)}")
 
 
+@_refuses("ApplyRotaryPosEmb")
+def _tables_of_pair(call: OpFacts) -> None:
+    cos, sin = call.x("cos").shape, call.x("sin").shape
+    if not shapes_agree(cos, sin):
+        raise InferenceError(f"cos has the shape {list(cos or ())}, sin {list(sin or ())}")
+    for name in ("query", "key"):
+        x = call.x(name).shape
+        if x is None or cos is None:
+            continue
+        fits = len(x) == len(cos) and all(own == 1 or sizes_agree(own, size) for own, size in zip(cos, x, strict=True))
+        if not fits or not sizes_agree(cos[-1], x[-1]):
+            raise InferenceError(f"cos has the shape {list(cos)}, {name} {list(x)}")
+
+
 @_refuses("SwiGlu", "GeGluV2", "ClippedSwiglu")
 def _halves(call: OpFacts) -> None:
     x, dim = call.x().shape, call.attr("dim")

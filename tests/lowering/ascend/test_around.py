@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -12,7 +13,16 @@ import fa_compiler
 from fa_compiler.lowering.ascend.air import read, write
 from fa_compiler.lowering.ascend.air.check import check
 from fa_compiler.lowering.ascend.convert import from_ge, to_ge
-from tests.passes.around import test_clipped, test_gelu, test_layer_norm, test_rms_norm, test_rotary, test_swiglu
+from tests.passes.around import (
+    test_clipped,
+    test_gelu,
+    test_layer_norm,
+    test_pairs,
+    test_products,
+    test_rms_norm,
+    test_rotary,
+    test_swiglu,
+)
 from tests.passes.around.running import assert_equal, fused, operators
 
 LLAMA = Path(__file__).parents[3] / "examples" / "models" / "llama.onnx"
@@ -28,6 +38,7 @@ MODELS = {
     "GeluV2": test_gelu.model(f"a = Neg(x) {test_gelu.SHARE}{test_gelu.GELU}y = Neg(g1)", outputs="float[B,S,8] y"),
     "ClippedSwiglu": test_clipped.model(test_clipped.SPELLINGS["1 to 3, 5 and 7"]),
     "RotaryPositionEmbedding": test_rotary.model(*test_rotary.SPELLINGS["12"][:3]),
+    "ApplyRotaryPosEmb": test_pairs.model(test_pairs.BOTH),
 }
 
 
@@ -50,6 +61,15 @@ def test_the_file_computes_what_the_model_computes(op_type: str, tmp_path: Path)
         value.name = name
     del back.graph.value_info[:]
     assert_equal(proto, back, odd=False)
+
+
+def test_joined_products(tmp_path: Path) -> None:
+    body, outputs, _ = test_products.SPELLINGS["4, one of three"]
+    onnx.save(test_products.model(body, outputs), tmp_path / "model.onnx")
+    fa_compiler.compile_for_atc(tmp_path / "model.onnx", tmp_path / "out", "Ascend910B2", input_shape={"x": (2, 3, 8)})
+    assert not check(tmp_path / "out" / "model.air")
+    counts = Counter(op.type for op in read(tmp_path / "out" / "model.air").root.ops)
+    assert (counts["BatchMatMulV2"], counts["Add"], counts["Reshape"], counts["SplitV"]) == (1, 1, 1, 1)
 
 
 def counted(folder: Path, only: str | None) -> Counter[str]:

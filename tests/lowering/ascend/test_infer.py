@@ -129,6 +129,15 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
         {},
         [(F, (2, -1, 4, 6))],
     ),
+    (
+        "ApplyRotaryPosEmb",
+        {
+            **{name: Fact(F, (2, -1, heads, 6)) for name, heads in (("query", 4), ("key", 2))},
+            **{name: Fact(F, (1, -1, 1, 6)) for name in ("cos", "sin")},
+        },
+        {},
+        [(F, (2, -1, 4, 6)), (F, (2, -1, 2, 6))],
+    ),
     ("SwiGlu", X, {"dim": 1}, [(F, (2, -1, 6))]),
     ("ClippedSwiglu", X, {}, [(F, (2, -1, 3))]),
     ("GeGluV2", X, {}, [(F, (2, -1, 3)), (F, (2, -1, 3))]),
@@ -258,6 +267,20 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
         {"x": Fact(F, (2, 5, 4, 6)), "cos": Fact(F, (1, 5, 1, 6)), "sin": Fact(F, (1, 5, 1, 3))},
         {},
         r"sin \[1, 5, 1, 3\]",
+    ),
+    *(
+        (
+            "ApplyRotaryPosEmb",
+            {
+                "query": Fact(F, (2, 5, 4, 6)),
+                "key": Fact(F, (2, tokens, 2, 6)),
+                "cos": Fact(F, (2, 5, 1, 6)),
+                "sin": Fact(F, (2, 5, 1, width)),
+            },
+            {},
+            message,
+        )
+        for tokens, width, message in ((4, 6, r"key \[2, 4, 2, 6\]"), (5, 3, r"sin \[2, 5, 1, 3\]"))
     ),
     ("TopK", {**X, "k": number(9)}, {"dim": -1}, "an axis of 6 has no 9 largest elements"),
     ("MatMulV2", {"x1": Fact(F, (3, 4)), "x2": Fact(F, (5, 4))}, {}, "share no axis: 4 and 5"),

@@ -78,6 +78,16 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         {},
         2 * X + 3 * np.concatenate([-X[..., 2:], X[..., :2]], axis=-1),
     ),
+    (
+        "ApplyRotaryPosEmb",
+        {
+            "query": X[:, :, None],
+            "key": X[:, :, None],
+            **{name: np.full((2, 3, 1, 4), number, np.float32) for name, number in (("cos", 2), ("sin", 3))},
+        },
+        {},
+        (2 * X + 3 * np.concatenate([-X[..., 2:], X[..., :2]], axis=-1))[:, :, None],
+    ),
     ("GeGluV2", {"x": X}, {"activate_left": True}, (TANH_GELU * X[..., 2:]).astype(np.float32)),
     ("GeGluV2", {"x": X[..., ::-1].copy()}, {"approximate": 0}, (EXACT_GELU * X[..., :1:-1]).astype(np.float32)),
     ("ClippedSwiglu", {"x": X}, {}, clipped(X[..., ::2], X[..., 1::2])),

@@ -175,6 +175,17 @@ PROVOKED: dict[Code, Provoked] = {
         ),
         "ascend",
     ),
+    Code.WEIGHTS: Provoked(
+        text(
+            "".join(
+                f"{name} = Constant<value=float[8,8] {{{','.join([name[1]] * 64)}}}>() " for name in ("w1", "w2", "w3")
+            )
+            + "s = Mul(q, q) m = ReduceMean<axes=[-1]>(s) r = Sqrt(m) n = Div(q, r) "
+            "a = MatMul(n, w1) b = MatMul(n, w2) c = MatMul(n, w3) d = Add(a, b) e = Add(c, d) y = Add(e, w1)",
+            outputs="float[B,4,S,8] y",
+        ),
+        "ascend",
+    ),
     Code.BUDGET: Provoked(after("x = Identity(s)"), steps=1),
     Code.NOT_ATTENTION: Provoked(text("p = Softmax<axis=-1>(q)", outputs="float[B,4,S,8] p")),
 }

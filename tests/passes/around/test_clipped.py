@@ -61,7 +61,7 @@ def test_spellings(spelling: str) -> None:
 @pytest.mark.parametrize("spelling", JOINED)
 def test_two_tensors_are_joined(spelling: str) -> None:
     proto = model(JOINED[spelling])
-    result, report = fused(proto)
+    result, report = fused(proto, join_weights="none")
     assert (only_line(report).op, only_line(report).added) == ("ClippedSwiglu", 2)
     assert others(result).count("Concat") == 1
     assert not attributes(result)["interleaved"]

@@ -73,7 +73,7 @@ def test_the_second_half_may_be_the_gate(parts: str, form: str) -> None:
 
 def test_two_products_are_joined() -> None:
     proto = model("c0 = MatMul(x, gates) a = Add(c0, bias) b = MatMul(x, ups) " + SHARE + GELU + "y = Mul(g1, b)")
-    result, report = fused(proto)
+    result, report = fused(proto, join_weights="none")
     assert (only_line(report).op, only_line(report).added) == ("GeGluV2", 2)
     assert others(result) == ["MatMul", "Add", "MatMul", "Concat"]
     assert_equal(proto, result, odd=False)

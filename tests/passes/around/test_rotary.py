@@ -59,7 +59,7 @@ SPELLINGS = {
         ROTATED + END,
         HEADS_FIRST.replace("float[B,1", "float[1,1"),
         OUT,
-        ["Transpose"] * 4,
+        ["Reshape", "Reshape", "Transpose", "Transpose"],
     ),
     "11": (ROTATED + END, TOKENS_FIRST, "float[B,S,6,8] y", []),
     "12": (

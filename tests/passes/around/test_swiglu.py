@@ -53,7 +53,7 @@ def test_halves_of_one_tensor(spelling: str) -> None:
 @pytest.mark.parametrize("spelling", JOINED)
 def test_two_tensors_are_joined(spelling: str) -> None:
     proto = model(JOINED[spelling])
-    result, report = fused(proto)
+    result, report = fused(proto, join_weights="none")
     line = only_line(report)
     assert (line.op, line.replaced, line.added) == ("SwiGlu", 3, 2)
     assert others(result).count("Concat") == 1

@@ -155,6 +155,19 @@ def _rotary(call: GeCall) -> str:
     return call.node("Add", call.node("Mul", x, call.x("cos")), call.node("Mul", rotated, call.x("sin")))
 
 
+@handles("ApplyRotaryPosEmb")
+def _rotary_pair(call: GeCall) -> Sequence[str]:
+    """x cos + r(x) sin of query and key. r(x) is (-x2, x1) of the halves of x along its last axis."""
+    call.only("rotary_mode", "half")
+    found = []
+    for name in ("query", "key"):
+        x = call.x(name)
+        first, second = call.nodes("Split", x, count=2, axis=-1, num_outputs=2)
+        turned = call.node("Concat", call.node("Neg", second), first, axis=-1)
+        found.append(call.node("Add", call.node("Mul", x, call.x("cos")), call.node("Mul", turned, call.x("sin"))))
+    return found
+
+
 @handles("SwiGlu")
 def _swi_glu(call: GeCall) -> str:
     """a / (1 + exp(-a)) b, where a and b are the halves of x along the axis dim. It is computed in float32."""
