@@ -162,7 +162,8 @@ class StandardFuser:
         dtype, anchor, info = self._dtype(found.x), found.anchor, self.facts.info
         self._expect(ROTARY, dtype, anchor)
         if self.builder.opset < OLDEST_OPSET:
-            raise Decline(Code.OPSET, f"the tables are cut and counted in opset {OLDEST_OPSET} and later", anchor)
+            reason = f"the tables are cut and counted by operators of opset {OLDEST_OPSET}"
+            raise Decline(Code.OPSET, reason, anchor, f"export again with opset {OLDEST_OPSET} or newer")
         if dtype in SIXTEEN_BITS and not (is_bounded(found.cos, info) and is_bounded(found.sin, info)):
             raise Decline(Code.DTYPE, "it is not proven that products with the tables do not overflow", anchor, "")
         if found.heads_first and found.read_behind is None:
