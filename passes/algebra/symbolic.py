@@ -328,7 +328,7 @@ class Dim:
         left, right = _need(a), _need(b)
         if right == 0:
             return Dim.fresh(None)
-        exact = left.exact_div(right)
+        exact = _exact_quotient(left, right)
         if exact is not None:
             return exact
         if right.const is not None and right.const < 0:
@@ -357,7 +357,7 @@ class Dim:
     def truncdiv(a: Dim | int, b: Dim | int) -> Dim:
         """a / b rounded toward zero, as ONNX's integer Div does, for runs where b is not 0."""
         left, right = _need(a), _need(b)
-        exact = left.exact_div(right)
+        exact = _exact_quotient(left, right)
         if exact is not None:
             return exact
         if _sign(left) and _sign(right):
@@ -371,11 +371,11 @@ class Dim:
     def mod(a: Dim | int, b: Dim | int) -> Dim:
         """a modulo b with the sign of b, as ONNX's Mod (fmod=0), for runs where b is not 0."""
         left, right = _need(a), _need(b)
-        if left.exact_div(right) is not None:
+        if _exact_quotient(left, right) is not None:
             return Dim(0)
         by = right.const
         if by:
-            left = _split(left, by)[1]
+            left = _residue(left, abs(by))
             value = left.const
             if value is not None:
                 return Dim(value % by)
@@ -387,7 +387,7 @@ class Dim:
         left, right = _need(a), _need(b)
         if _sign(left) and _sign(right):
             return Dim.mod(left, right)
-        if left.exact_div(right) is not None:
+        if _exact_quotient(left, right) is not None:
             return Dim(0)
         x, y = left.const, right.const
         if x is not None and y:
@@ -636,6 +636,36 @@ def _split(dim: Dim, by: int) -> tuple[Dim, Dim]:
     whole = {m: f // by for m, f in dim._terms.items() if f // by}
     rest = {m: f % by for m, f in dim._terms.items() if f % by}
     return Dim._of(whole), Dim._of(rest)
+
+
+def _residue(dim: Dim, by: int) -> Dim:
+    """A dim that is equal modulo `by`, its coefficients in 0..by-1. A remainder of a division by a multiple of `by` is
+    equal to what was divided."""
+    while remainders := {atom: atom.args[0] for atom in dim.atoms if _divides_remainder(atom, by)}:
+        dim = _split(dim.substitute(remainders), by)[1]
+    return _split(dim, by)[1]
+
+
+def _divides_remainder(atom: Atom, by: int) -> bool:
+    """Is the atom a remainder of a division by a multiple of `by`?"""
+    return atom.op in ("mod", "fmod") and atom.args[1].const is not None and atom.args[1].const % by == 0
+
+
+def _exact_quotient(left: Dim, right: Dim) -> Dim | None:
+    """The quotient in every run where `right` is not 0; None where none is exact.
+
+    A floor(x / n) is x / n where n divides x: padded // (padded // 4) is 4 where `padded` is a multiple of 4.
+    """
+    exact = left.exact_div(right)
+    floors = [atom for atom in right.atoms if atom.op == "floor" and right._terms.get((atom,)) == 1]
+    if exact is not None or len(floors) != 1:
+        return exact
+    x, by = floors[0].args
+    if not by.const or Dim.mod(x, by) != 0:
+        return None
+    multiple = (right - Dim._from_atom(floors[0])) * by + x
+    times = left.exact_div(multiple)
+    return None if times is None else times * by
 
 
 _TEXT = {"floor": "({})//({})", "trunc": "trunc(({})/({}))", "mod": "({}) % ({})", "fmod": "fmod({}, {})"}

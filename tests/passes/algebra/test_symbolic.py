@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
@@ -124,6 +125,25 @@ def test_equal_quotients_are_equal_atoms() -> None:
     assert Dim.floordiv(64 * B * S, 64 * B * H) == Dim.floordiv(S, H)
     assert Dim.floordiv(Dim.floordiv(S, 4) - 5, 3) == Dim.floordiv(S - 20, 12)
     assert Dim.floordiv(2 * Dim.floordiv(S, 4), 3) != Dim.floordiv(2 * S, 12)
+
+
+@pytest.mark.parametrize("window", [2, 4, 7])
+@pytest.mark.parametrize("padded_by", [Dim.mod, Dim.fmod])
+def test_a_side_padded_to_whole_windows_is_divided_by_their_number(
+    window: int, padded_by: Callable[[Dim, int], Dim]
+) -> None:
+    """(window - side % window) % window are added, as Swin does; padded // (padded // window) is the window."""
+    side = Dim.floordiv(S + 2, 4)
+    padded = side + Dim.mod(window - padded_by(side, window), window)
+    windows = Dim.floordiv(padded, window)
+    assert Dim.mod(padded, window) == 0 and Dim.fmod(padded, window) == 0
+    for divided in (Dim.floordiv, Dim.truncdiv):
+        assert divided(padded, windows) == window and divided(-3 * B * padded, windows) == -3 * window * B
+    assert Dim.mod(padded, windows) == 0 and Dim.mod(padded, 2 * window) != 0
+    assert Dim.floordiv(side, Dim.floordiv(side, window)) != window  # 7 // (7 // 4) is 7
+    assert Dim.floordiv(padded, windows + 1) != window
+    for size in range(1, 40):
+        assert value(padded, {"S": size}) % window == 0
 
 
 def test_a_size_with_a_lower_bound_is_a_symbol_of_its_own() -> None:

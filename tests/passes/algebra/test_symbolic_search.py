@@ -100,13 +100,18 @@ def sum_of_products(rng: random.Random) -> Tree:
         for _ in range(rng.randint(1, 3)):
             monomial = "*", monomial, rng.choice(pool)
         total = "+", total, monomial
-    match rng.randrange(8):
+    match rng.randrange(9):
         case 0 | 1:
             return "min", total, 0
         case 2:
             return "max", total, rng.choice(pool)
         case 3:
             return "broadcast", ("max", total, 0), ("max", rng.choice(pool), rng.randint(0, 1))
+        case 5:
+            by, remainder = rng.randint(2, 4), rng.choice(("mod", "fmod"))
+            padded: Tree = ("+", total, ("mod", ("-", by, (remainder, total, by * rng.randint(1, 2))), by))
+            parts: Tree = ("+", ("floor", padded, by), rng.choice((0, 0, 1)))
+            return rng.choice(("floor", "trunc", "mod", "fmod")), padded, parts
         case 4:
             return rng.choice(("floor", "trunc", "mod", "fmod")), total, ("*", rng.choice(pool), rng.choice(pool))
     return total
