@@ -1,7 +1,8 @@
 """Changes of a whole model before its attention is looked for: every result stays what it is, bit by bit.
 
-identities.py lets readers read what is behind operators that only hand on their input; early_cuts.py cuts tensors
-before they are transposed. A model in which nothing is fused gets its own nodes back.
+identities.py lets readers read what is behind operators that only hand on their input; filled.py joins the parts of
+tensors that are filled part by part; early_cuts.py cuts tensors before they are transposed. A model in which nothing is
+fused gets its own nodes back.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import onnx_ir as ir
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.ir.nodes import remember_versions
 from fa_compiler.passes.prepare.early_cuts import cut_early
+from fa_compiler.passes.prepare.filled import join_parts
 from fa_compiler.passes.prepare.functions import may_hold_attention
 from fa_compiler.passes.prepare.identities import bypass_identities
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
-CHANGES = (bypass_identities, cut_early)
+CHANGES = (bypass_identities, join_parts, cut_early)
 
 
 @dataclass(frozen=True)

@@ -379,6 +379,51 @@ def test_copies_are_small_where_each_row_meets_many(sizes: str, moved: str, mino
     assert (report.missed == [line]) == minor
 
 
+WEIGHTS = f"<float[2,8] wide = {{{', '.join('1' * 16)}}}, float[8,2] narrow = {{{', '.join('1' * 16)}}}>"
+LAYERS = {
+    "plain": ("p0 = MatMul({}, wide) ", "z = MatMul(r, narrow) "),
+    "with a bias, and a gate": (
+        "m = MatMul({}, wide) p0 = Add(m, m) ",
+        "g = Sigmoid(r) h = Mul(r, g) z = MatMul(h, narrow) ",
+    ),
+    "cast": ("w = Cast<to=1>(wide) p0 = MatMul({}, w) ", "n = Cast<to=1>(narrow) z = MatMul(r, n) "),
+}
+"""Products with weights: the one that makes query or key, and the one behind the result."""
+SPLIT = "heads = Constant<value=int64[4] {0,-1,2,4}>() p1 = Reshape(p0, heads) p2 = Transpose<perm=[0,2,1,3]>(p1) "
+BETWEEN = (
+    PRODUCT_QK + SOFTMAX.format("s") + TURNED + "whole = Constant<value=int64[3] {0,-1,8}>() r = Reshape(y, whole) "
+)
+
+
+def missed_between_layers(body: str, rows: str, keys: str, last: str = "float[B,{},2] z") -> list[MissedCode]:
+    """What an attention of two heads misses; x has the rows of the query, c those of the keys."""
+    given = f"float[B,{rows},2] x, float[B,{keys},2] c, float[B,2,{rows},4] q0, float[B,2,{keys},4] k0"
+    more = f"float[B,2,{keys},4] v"
+    proto = parse(body, more, inputs=given, outputs=last.format(rows), initializers=WEIGHTS)
+    (block,) = fuse(ir.from_proto(proto)).blocks
+    assert block.status == "fused"
+    return [missed.code for missed in block.missed]
+
+
+@pytest.mark.parametrize(("before", "behind"), LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(("rows", "keys"), [("S", "S"), ("8", "8"), ("512", "8"), ("S", "T")])
+def test_a_result_that_is_copied_for_a_layer_costs_nothing(before: str, behind: str, rows: str, keys: str) -> None:
+    """The product multiplies each of the copied elements with many weights."""
+    body = before.format("x") + SPLIT + "q = Relu(p2) k = Identity(k0) " + BETWEEN
+    assert missed_between_layers(body + behind, rows, keys) == []
+    assert missed_between_layers(body, rows, keys, "float[B,{},8] r") == [MissedCode.COPIES]
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "free"), [("S", "S", True), ("8", "8", True), ("S", "T", False), ("8", "512", False)]
+)
+def test_keys_that_are_copied_for_more_than_new_rows_are_counted(rows: str, keys: str, free: bool) -> None:
+    """Behind a cache each step would copy the keys of all tokens."""
+    before, behind = LAYERS["plain"]
+    body = "q = Identity(q0) " + before.format("c") + SPLIT + "k = Identity(p2) " + BETWEEN + behind
+    assert missed_between_layers(body, rows, keys) == ([] if free else [MissedCode.COPIES])
+
+
 def test_a_single_row_is_the_same_in_every_layout() -> None:
     inputs = CROSS.replace("S", "1")
     model = parse(PRODUCT_QK + SOFTMAX.format("s") + TURNED, inputs=inputs, outputs="float[B,1,4,8] y")
