@@ -136,6 +136,10 @@ class CachedCall(DirectConversion):
     def _of_heads(self, part: ir.Value, heads: int) -> ir.Value:
         if self.width(part, self.rank) != heads * self.sizes.size:
             raise self.decline(f"{part.name!r} is not {heads} heads of {self.sizes.size}")
+        return self.split_heads(part, heads)
+
+    def split_heads(self, part: ir.Value, heads: int) -> ir.Value:
+        """Query, key or value as [T, heads, size]."""
         return self.builder.op("Reshape", [part, self.builder.ints([-1, heads, self.sizes.size])], self.kind)
 
     def placed(self, part: ir.Value, letter: str, heads: int, positions: ir.Value) -> ir.Value:

@@ -9,6 +9,8 @@
 A ScatterND writes the caches; it copies a cache only if input and output are bound to different memory.
 attention_metadata is a hint to the runtime and changes no result. The operands are those of cached_call.py.
 
+A run with rows behind the last sequence ends in an error whose node says so (ALL_ROWS): they belong to no sequence.
+
 Refused: caches that no output hands on, or one that nothing reads, because an input would have to change; caches of
 other types; sizes that are not known before the model runs; an opset below 16.
 """
@@ -29,6 +31,8 @@ from fa_compiler.passes.ir.nodes import int_attr, text_attr
 
 INT8 = ir.DataType.INT8
 CACHES = ("key_cache", "value_cache")
+ALL_ROWS = "the_last_of_cumulative_sequence_length_has_to_be_the_number_of_rows"
+"""Rows behind the last sequence belong to none, and their results would mean nothing."""
 CACHE_NAMES = {ir.DataType.FLOAT16: "float16", ir.DataType.BFLOAT16: "bfloat16", INT8: "int8"}
 """The types of caches as k_cache_dtype and v_cache_dtype name them."""
 
@@ -104,6 +108,16 @@ class PagedCall(CachedCall):
     def pages(self) -> Pages:
         """The pages of the caches."""
         return Pages.of(self.builder, self.required("block_table"), self.required("key_cache"))
+
+    def split_heads(self, part: ir.Value, heads: int) -> ir.Value:
+        """Query, key or value as [T, heads, size], where T is the number of tokens in all sequences. The node's name,
+        which the error of a run with other rows has, says what is wrong there."""
+        sizes = [self.sequences.tokens().count, self.builder.ints([heads, self.sizes.size])]
+        rows = self.builder.op("Reshape", [part, self.builder.joined(sizes, INT64, 0)], self.kind)
+        node = rows.producer()
+        assert node is not None
+        node.name = self.builder.names.new(ALL_ROWS)
+        return rows
 
     def prepared(self) -> Prepared:
         """The query, and the caches after the new keys and values are written. Raises Decline."""

@@ -544,6 +544,30 @@ def test_earlier_keys_that_no_table_has(new: tuple[int, ...], slots: bool, windo
         run(result, feeds)
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(dtype="float32"),
+        Case(dtype="float32", new=(1, 1), past=(20, 20)),
+        Case(dtype="float32", slots=True),
+        Case(dtype="float32", rotary=16),
+        Case(dtype="float32", kv_heads=1, attrs={"kv_cache_layout": "LATENT"}),
+        Case(new=(3, 2), past=(5, 6), int8="PER_TENSOR"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("more", [1, -1])
+def test_rows_of_no_sequence_end_in_an_error_that_says_so(case: Case, more: int) -> None:
+    feeds = case.feeds()
+    result, _ = fused(case.model(feeds))
+    for name in ("query", "key", "value", "slot_mapping"):
+        if name in feeds:
+            array = feeds[name]
+            feeds[name] = array[:-1] if more < 0 else np.concatenate([array, np.zeros_like(array[:1])])
+    with refused("the_last_of_cumulative_sequence_length_has_to_be_the_number_of_rows"):
+        run(result, feeds)
+
+
 def test_a_sequence_without_tokens_may_have_any_number_of_keys() -> None:
     case = Case(dtype="float32", new=(2, 0, 1), past=(20, 0, 3))
     feeds = case.feeds()
