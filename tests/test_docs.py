@@ -224,6 +224,14 @@ def test_links() -> None:
     assert PAGES.keys() - linked <= {"index.md", "api.md", "changelog.md"}
 
 
+def test_what_the_pages_cite_is_there() -> None:
+    graphs = json.loads((ROOT / "tests" / "graphs" / "index.json").read_text())
+    for text in PAGES.values():
+        assert all((ROOT / path).exists() for path in re.findall(r"`(tests/[\w/.]+)`", text))
+        for names in re.findall(r"`tests/graphs/index\.json` \(([^)]*)\)", text):
+            assert graphs.keys() >= set(re.findall(r"`(\w+)`", names))
+
+
 def test_a_model_without_its_weights_is_enough_for_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of CONTRIBUTING.md, as they stand."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)

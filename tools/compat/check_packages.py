@@ -61,6 +61,7 @@ RECIPES = (
     Recipe("onnxruntime-genai", "packages", "llama", "fused/model.onnx"),
     Recipe("torch.onnx.export", "packages", writes="fused.onnx"),
     Recipe("The exporter of transformers", "packages", writes="fused/model.onnx"),
+    Recipe("From AutoModel to tokens", "packages", writes="decoder.onnx"),
     Recipe("Olive", "packages", writes="out/model.onnx"),
 )
 ARABIC = """

@@ -658,6 +658,26 @@ def test_an_operator_of_the_target_stays() -> None:
     assert [node.op_type for node in second.graph.node] == [node.op_type for node in first.graph.node]
 
 
+@pytest.mark.parametrize(
+    ("target", "runtime"), [("ort", None), ("onnx", "ort-cpu"), ("onnx", "ort-cuda"), ("contrib", "ort-cuda")]
+)
+def test_casts_around_the_softmax(target: Target, runtime: str | None) -> None:
+    """Diffusion models in float16, whose softmax is computed in float32."""
+    wide = "w = Cast<to=1>(s) p32 = Softmax<axis=-1>(w) p = Cast<to=10>(p32) "
+    model = parse(
+        "e = Constant<value=float {0.125}>() eighth = Cast<to=10>(e) qs = Mul(q, eighth) "
+        "kt = Transpose<perm=[0,1,3,2]>(k) "
+        f"s = MatMul(qs, kt) {wide} {PRODUCT_PV}",
+        inputs=SQUARE.replace("float", "float16"),
+        outputs="float16[B,4,S,8] y",
+    )
+    result, report = rewritten(model, target, runtime)
+    assert report.blocks[0].status == "fused" and "Softmax" not in [node.op_type for node in result.graph.node]
+    feeds = random_feeds(model)
+    if runtime != "ort-cuda":
+        assert_same(run(result, feeds)[0], run(model, feeds)[0], 2e-3)
+
+
 @pytest.mark.parametrize(("first", "then"), [("contrib", "onnx"), ("onnx", "contrib")])
 def test_one_target_becomes_the_other(first: Target, then: Target) -> None:
     model = attention(PADDED, more="bool[B,1,1,S] m", opset=23)
