@@ -12,9 +12,9 @@ next.
     ours        the exporter's files fused by fa_compiler, the decode file with --in-place-caches
     ours-one    fused as well: one file for prompt and steps, which the exporter writes with multi_token_decode
 
-The steps of the exporter's files run in DecodingSession, which keeps growing caches in ONNX Runtime's memory, too: what is
-compared are the files. The numbers are the best of the rounds. `prompt` counts the tokens of the prompt in the time
-until the first new token, and `same` how many of the new tokens are those of the exporter's files.
+The steps of the exporter's files run in DecodingSession, which keeps growing caches in ONNX Runtime's memory, too: what
+is compared are the files. The numbers are the best of the rounds. The tokens of a prompt are counted in the time until
+the first new token, and `same` says how many of the new tokens are those of the exporter's files.
 """
 
 from __future__ import annotations
