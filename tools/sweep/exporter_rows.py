@@ -170,6 +170,7 @@ def decoder(auto: str, kind: str, wants: Wants, word: str) -> tuple[bytes, dict[
 def translator(auto: str, kind: str, wants: Wants, word: str) -> tuple[bytes, dict[str, Any]]:
     """A part of an encoder with a decoder, or both in one file."""
     if word != "full":
+        wants = {"decoder_start_token_id": 2, **wants}
         return generated(auto, kind, wants, {"input_ids": ids(), "attention_mask": padding()}, word)
     inputs = {"input_ids": ids(), "attention_mask": padding(), "decoder_input_ids": ids(7, 1)}
     return exported(built(auto, kind, {**wants, "use_cache": False}), inputs, word)
