@@ -36,6 +36,7 @@ MADE = frozenset(
         SWITCH,
         *("attention_mask", "position_ids", "cache_position"),
         *("past_sequence_length", "total_sequence_length", "seqlens_k"),
+        *("write_indices", "nonpad_kv_seqlen"),
     }
 )
 """Inputs that follow from the number of tokens. A session makes them where the caller gives none."""
@@ -458,8 +459,9 @@ class DecodingSession:
                 made[:, :held] = self._last[name]
         elif name == "total_sequence_length":
             made = np.full([1] * rank, total)
-        elif name == "seqlens_k":
-            made = np.full([batch, 1][:rank], total - 1)
+        elif name in ("seqlens_k", "write_indices", "nonpad_kv_seqlen"):
+            counts = {"seqlens_k": total - 1, "write_indices": held, "nonpad_kv_seqlen": total}
+            made = np.full([batch, 1][:rank], counts[name])
         else:
             places = np.arange(held, total)
             made = np.broadcast_to(places, (batch, new)) if rank == BY_SEQUENCE else places

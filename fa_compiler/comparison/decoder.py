@@ -2,6 +2,7 @@
 
     buffer    named in the metadata of `in_place_caches`, whose count of tokens is an input
               | ScatterND(past, ..) of an input that gives an output; so `shared-caches` leaves a GroupQueryAttention
+              | TensorScatter(past, ..) of an input that gives an output, not with the mode `circular`
     shared    the past and present of a GroupQueryAttention, which may be one buffer or two of different sizes, where
               nothing else reads the pasts, whose size is then the buffer's
     kept      of a decoder with the input SWITCH: an input named as a past of an encoder, and its present: the first run
@@ -97,7 +98,8 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     """The caches of a model, in the order of its inputs. Raises InputError for metadata that name no caches."""
     found = {each.past: Cache(each.past, each.present, each.axis, "buffer", each.length) for each in buffers_of(model)}
     given = _given(model)
-    for past, present, axis, kind in (*_of_group_query(model), *_of_operators(model), *_of_names(model)):
+    of_operators = (*_of_group_query(model), *_of_operators(model), *_of_tensor_scatter(model))
+    for past, present, axis, kind in (*of_operators, *_of_names(model)):
         if past in given and past not in found:
             found[past] = Cache(past, present, _axis(given[past]) if axis is None else axis, kind)
     named = any(word in name for name in given if name not in found for word in ("past", "cache"))
@@ -205,6 +207,21 @@ def _of_operators(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None
         for index, result in OPERATORS.get((node.domain, node.op_type), ()):
             if len(node.input) > index and len(node.output) > result and node.output[result] in outputs:
                 yield node.input[index], node.output[result], AXIS, "growing"
+
+
+def _of_tensor_scatter(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
+    inputs, outputs = _given(model), {info.name for info in model.graph.output}
+    for node in filter(_is_written, model.graph.node):
+        if node.input[0] in inputs and node.output[0] in outputs:
+            rank = len(inputs[node.input[0]].type.tensor_type.shape.dim)
+            axis = next((attr.i for attr in node.attribute if attr.name == "axis"), -2)
+            yield node.input[0], node.output[0], axis % rank if rank else None, "buffer"
+
+
+def _is_written(node: onnx.NodeProto) -> bool:
+    """Does a TensorScatter write new rows behind the earlier ones, which all stay?"""
+    circular = any(attr.name == "mode" and attr.s == b"circular" for attr in node.attribute)
+    return (node.domain, node.op_type) == ("", "TensorScatter") and not circular
 
 
 def _of_names(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:

@@ -666,3 +666,42 @@ def test_verify_without_caches_keeps_it_too() -> None:
     model = harness.load("gpt2__tsn_eager_op14")
     assert fa_compiler.verify(model, model, assume=["decode"]).sizes["input_ids"] == (2, 1)
     assert fa_compiler.verify(plain(), plain(), assume=["decode"]).same
+
+
+def tensor_scatter() -> onnx.ModelProto:
+    """A decoder of opset 24, whose caches are written by TensorScatter, with the names that ONNX gives the lengths."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 11, opset_import: ["": 24]> g (float[B,4,S,8] q, float[B,2,S,8] new_k, float[B,2,S,8] new_v, '
+        "float[B,2,M,8] k_in, float[B,2,M,8] v_in, int64[B] write_indices, int64[B] nonpad_kv_seqlen) "
+        "=> (float[B,4,S,8] y, float[B,2,M,8] k, float[B,2,M,8] v) {"
+        "k = TensorScatter<axis=2>(k_in, new_k, write_indices) v = TensorScatter(v_in, new_v, write_indices) "
+        "y = Attention<is_causal=1>(q, k, v, , , , nonpad_kv_seqlen) }"
+    )
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_caches_that_tensor_scatter_writes(is_fused: bool) -> None:
+    model = tensor_scatter()
+    assert caches_of(model) == (Cache("k_in", "k", 2, "buffer"), Cache("v_in", "v", 2, "buffer"))
+    used = fa_compiler.optimize(model).model if is_fused else model
+    session = fa_compiler.DecodingSession(used, room=16)
+    assert session.inputs == ("q", "new_k", "new_v")
+    rng = np.random.default_rng(0)
+    shapes = {"q": 4, "new_k": 2, "new_v": 2}
+    whole = {name: rng.standard_normal((2, heads, 7, 8), np.float32) for name, heads in shapes.items()}
+    parts = [
+        session.step({name: array[:, :, start:end] for name, array in whole.items()})["y"]
+        for start, end in ((0, 4), (4, 5), (5, 7))
+    ]
+    at_once = fa_compiler.DecodingSession(model).step(whole)["y"]
+    assert np.abs(np.concatenate(parts, 2) - at_once).max() < 1e-5
+    assert session.length == 7 and np.array_equal(session.caches["k_in"], whole["new_k"])
+
+
+def test_a_circular_buffer_is_no_cache_of_all_tokens() -> None:
+    model = tensor_scatter()
+    for node in list(model.graph.node)[:2]:
+        node.attribute.append(helper.make_attribute("mode", "circular"))
+    assert not caches_of(model)
