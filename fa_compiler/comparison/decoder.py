@@ -22,7 +22,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Literal
 
 import onnx
@@ -99,8 +98,8 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     """The caches of a model, in the order of its inputs. Raises InputError for metadata that name no caches."""
     found = {each.past: Cache(each.past, each.present, each.axis, "buffer", each.length) for each in buffers_of(model)}
     given = _given(model)
-    makers = (_of_group_query, _of_operators, _of_tensor_scatter, _of_names)
-    for past, present, axis, kind in chain.from_iterable(made(model) for made in makers):
+    of_operators = (*_of_group_query(model), *_of_operators(model), *_of_tensor_scatter(model))
+    for past, present, axis, kind in (*of_operators, *_of_names(model)):
         if past in given and past not in found:
             found[past] = Cache(past, present, _axis(given[past]) if axis is None else axis, kind)
     named = any(word in name for name in given if name not in found for word in ("past", "cache"))
