@@ -21,10 +21,10 @@ multiplied and added up. ONNX leaves the order of the sum to whoever computes it
 number of columns: the last bits may differ, as they do from one runtime to the next. Where one part has a bias and
 another one has none, -0 is added to the latter, which changes no number and no sign of 0.
 
-All weights of a group have one type (float32, float16 or bfloat16) and as many rows. They are constants that no caller
-can replace, and are not quantised. They are read here only, or by groups of the same weights in the same order (layers
-that share them): otherwise the file would hold them twice. By default they lie in the model's own file, which is
-written anew in any case. Where this does not hold, the report says why the products stay apart.
+All weights of a group have the type of x (float32, float16 or bfloat16) and as many rows. They are constants that no
+caller can replace, and are not quantised. They are read here only, or by groups of the same weights in the same order
+(layers that share them): otherwise the file would hold them twice. By default they lie in the model's own file, which
+is written anew in any case. Where this does not hold, the report says why the products stay apart.
 
 A product that another product alone reads is left out: both are one weight of low rank (LoRA). A group becomes one
 product only if fewer kernels are left: a Reshape is none, a Split is one.
@@ -113,13 +113,12 @@ def _refusal(group: Group, readers: Container[ir.Node], options: Options) -> Dec
     these weights."""
     if len({*group.weights}) < len(group.parts):
         return _apart("two of them read one weight", group.parts[0])
-    dtypes = {tensor.dtype for part in group.parts if (tensor := constant_tensor(part.weight)) is not None}
     for part in group.parts:
         name, tensor = f"the weight {part.weight.name!r}", constant_tensor(part.weight)
         if tensor is None:
             free = is_overridable(part.weight)
             return _apart(f"a caller may replace {name}" if free else f"{name} is quantised", part)
-        if tensor.dtype not in FLOATS or len(dtypes) > 1:
+        if tensor.dtype not in FLOATS:
             return _apart(f"{name} is of the type {tensor.dtype.name}", part)
         if not _is_of_graph(part) or any(reader not in readers for reader, _ in part.weight.uses()):
             return _apart(f"{name} is not read by them alone", part)

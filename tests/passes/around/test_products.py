@@ -212,6 +212,12 @@ APART: dict[str, tuple[str, str, dict[str, Array], str | None]] = {
         {"rows": np.array([-1, 8])},
         "two of them read one weight",
     ),
+    "double": (
+        "k = Cast<to=11>(n) a0 = MatMul(k, da) b0 = MatMul(k, db) c0 = MatMul(k, dc) " + FLAT_END,
+        ", ".join(f"double[B,S,4] y{number}" for number in range(3)),
+        {name: RNG.standard_normal((8, 4)) for name in ("da", "db", "dc")},
+        "is of the type DOUBLE",
+    ),
     "quantised weights": (
         "v = DequantizeLinear(q, scale) a0 = MatMul(n, v) b0 = MatMul(n, wb) c0 = MatMul(n, wc) " + FLAT_END,
         FLAT,
