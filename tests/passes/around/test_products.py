@@ -213,8 +213,9 @@ APART: dict[str, tuple[str, str, dict[str, Array], str | None]] = {
         "two of them read one weight",
     ),
     "double": (
-        "k = Cast<to=11>(n) a0 = MatMul(k, da) b0 = MatMul(k, db) c0 = MatMul(k, dc) " + FLAT_END,
-        ", ".join(f"double[B,S,4] y{number}" for number in range(3)),
+        "k = Cast<to=11>(n) a0 = MatMul(k, da) b0 = MatMul(k, db) c0 = MatMul(k, dc) "
+        + FLAT_END.replace("Neg", "Cast<to=1>"),
+        FLAT.replace("8", "4"),
         {name: RNG.standard_normal((8, 4)) for name in ("da", "db", "dc")},
         "is of the type DOUBLE",
     ),
