@@ -27,6 +27,7 @@ _ATTR_TYPES = {
     "Float": OpSchema.AttrType.FLOAT,
     "Bool": OpSchema.AttrType.INT,
     "String": OpSchema.AttrType.STRING,
+    "ListInt": OpSchema.AttrType.INTS,
 }
 
 

@@ -556,6 +556,22 @@ def _rotary_pair(rng: Rng) -> Parts:
     return {"query": query, "key": key, **tables}, {}
 
 
+def _joined_heads(rng: Rng) -> Parts:
+    b, s, query, key, width, dtype = 2, int(rng.integers(1, 4)), 2, 1, 128, _pick(rng, (np.float16, ml_dtypes.bfloat16))
+    rows, pages, size, heads = b * s, 2, 32, query + 2 * key
+    inputs = {"qkv": _floats(rng, rows, heads * width, dtype=dtype), "index": rng.permutation(pages * size)[:rows]}
+    inputs |= {name: _floats(rng, width, dtype=dtype) for name in ("q_gamma", "k_gamma")}
+    inputs |= {name: _floats(rng, rows, width, dtype=dtype) for name in ("cos", "sin")}
+    inputs["q_out"] = np.zeros((rows, query * width), dtype)
+    for name in ("k", "v"):
+        part, kind = _pick(rng, ((16, dtype), (32, np.int8)))
+        inputs[f"{name}_cache"] = rng.integers(-9, 9, (pages, key * width // part, size, part)).astype(kind)
+        if kind == np.int8:
+            inputs[f"{name}_scale"] = _floats(rng, key, width) + np.float32(3)
+            inputs |= {f"{name}_offset": _floats(rng, key, width)} if rng.integers(0, 2) else {}
+    return inputs, {"qkv_size": [b, s, heads, width], "head_nums": [query, key, key]}
+
+
 BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "FlashAttentionScore": (_forward, _packed),
     "FlashAttentionScoreGrad": (_backward_of(_forward), _backward_of(_packed)),
@@ -586,6 +602,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "RotaryPositionEmbedding": (_rotary,),
     "KvRmsNormRopeCache": (_latent,),
     "ApplyRotaryPosEmb": (_rotary_pair,),
+    "QkvRmsNormRopeCache": (_joined_heads,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

@@ -1,4 +1,4 @@
-"""The constraints of KvRmsNormRopeCache: each row breaks exactly one of an otherwise good node."""
+"""The constraints of KvRmsNormRopeCache and QkvRmsNormRopeCache: each row breaks exactly one of a good node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fa_compiler.op_registry import NodeView, TensorInfo, UnknownVariant, get, i
 
 from .nodes import constant, tensor
 
-OP = "KvRmsNormRopeCache"
+OP, QKV = "KvRmsNormRopeCache", "QkvRmsNormRopeCache"
 INT8, FLOAT, BF16 = "DT_INT8", "DT_FLOAT", "DT_BF16"
 TABLES = {name: tensor((2, 1, 3, 64)) for name in ("cos", "sin")}
 LATENT: Mapping[str, TensorInfo] = {
@@ -168,3 +168,74 @@ def test_shapes_of_results() -> None:
     }
     assert infer(OP, KEYS, {})["k_rope"] == tensor((2, 4, 3, 192))
     assert infer(OP, KEYS, {})["c_kv"] == tensor((2, 4, 3, 128))
+
+
+SIZES = {"qkv_size": [2, 3, 8, 128], "head_nums": [4, 2, 2]}
+HEADS: Mapping[str, TensorInfo] = {
+    "qkv": tensor((6, 1024)),
+    **{name: tensor((128,)) for name in ("q_gamma", "k_gamma")},
+    **{name: tensor((6, 128)) for name in ("cos", "sin")},
+    "index": tensor((6,), "DT_INT64"),
+    "q_out": tensor((6, 512)),
+    "k_cache": tensor((4, 16, 32, 16)),
+    "v_cache": tensor((4, 16, 32, 16)),
+}
+NARROW: Mapping[str, TensorInfo] = {
+    "k_cache": tensor((4, 8, 32, 32), INT8),
+    "k_scale": tensor((2, 128), FLOAT),
+    "k_offset": tensor((2, 128), FLOAT),
+}
+
+
+def joined(inputs: Mapping[str, TensorInfo], attrs: Mapping[str, Any] | None = None) -> NodeView:
+    return NodeView(QKV, QKV, {**HEADS, **inputs}, {}, {**SIZES, **(attrs or {})})
+
+
+@pytest.mark.parametrize("product", ["A2", "A3"])
+def test_good_nodes_of_joined_heads(product: str) -> None:
+    for inputs in ({}, NARROW):
+        assert not verify(joined(inputs), product)
+        assert not verify(joined(inputs))
+    halves = {name: tensor(info.shape, BF16) for name, info in HEADS.items() if info.dtype == "DT_FLOAT16"}
+    assert not verify(joined(halves), product)
+    assert not verify(joined({name: TensorInfo(info.dtype, None) for name, info in HEADS.items()}), product)
+
+
+JOINED: list[tuple[dict[str, TensorInfo], dict[str, Any], str]] = [
+    ({"q_gamma": tensor((128,), BF16)}, {}, "QRC.1"),
+    ({"index": tensor((6,), "DT_INT32")}, {}, "QRC.1"),
+    ({"k_cache": tensor((4, 16, 32, 16), BF16)}, {}, "QRC.2"),
+    ({}, {"cache_mode": "PA"}, "QRC.3"),
+    ({}, {"is_output_qkv": True}, "QRC.4"),
+    ({}, {"head_nums": [4, 3, 1]}, "QRC.5"),
+    ({}, {"head_nums": [8]}, "QRC.5"),
+    ({}, {"qkv_size": [2, 3, 8, 64]}, "QRC.5"),
+    ({}, {"qkv_size": [2, 3, 8]}, "QRC.5"),
+    ({"q_out": tensor((6, 1024))}, {}, "QRC.6"),
+    ({"cos": tensor((3, 128))}, {}, "QRC.6"),
+    ({"k_cache": tensor((4, 8, 32, 32))}, {}, "QRC.7"),
+    ({"v_cache": tensor((4, 16, 16, 16))}, {}, "QRC.7"),
+    ({name: tensor((4, 16, 8, 16)) for name in ("k_cache", "v_cache")}, {}, "QRC.7"),
+    ({name: tensor((1, 16, 32, 16)) for name in ("k_cache", "v_cache")}, {}, "QRC.8"),
+    ({"k_scale": tensor((2, 128), FLOAT)}, {}, "QRC.9"),
+    ({"v_offset": tensor((2, 128), FLOAT)}, {}, "QRC.9"),
+    ({**NARROW, "k_scale": tensor((1, 128), FLOAT)}, {}, "QRC.9"),
+    ({"k_cache": tensor((4, 8, 32, 32), INT8)}, {}, "QRC.9"),
+    ({"index": constant([0, 1, 2, 3, 4, 128])}, {}, "QRC.10"),
+    ({"index": constant([0, 1, -1, -1, 4, 0])}, {}, "QRC.10"),
+    ({}, {"epsilon": -1.0}, "QRC.11"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "attrs", "number"), JOINED)
+def test_each_fault_of_joined_heads_is_found(inputs: dict[str, TensorInfo], attrs: dict[str, Any], number: str) -> None:
+    assert {entry.constraint for entry in verify(joined(inputs, attrs))} == {number}
+
+
+def test_products_and_results_of_joined_heads() -> None:
+    for product in ("950", "310P"):
+        assert [entry.constraint for entry in verify(joined({}), product)] == ["G0"]
+    found = infer(QKV, HEADS, SIZES)
+    assert found["q_out_before_quant"] == HEADS["q_out"]
+    assert found["v_out_before_quant"] == tensor((6, 256))
+    assert found["k_cache"] == HEADS["k_cache"]

@@ -1,4 +1,4 @@
-"""KvRmsNormRopeCache beside what its document says, written out token by token."""
+"""KvRmsNormRopeCache and QkvRmsNormRopeCache beside what their documents say, written out token by token."""
 
 from __future__ import annotations
 
@@ -105,3 +105,44 @@ def test_all_modes_write_the_same_rows(seed: int) -> None:
             else:
                 got = cache[places[entry, token] // 32, places[entry, token] % 32]
             assert np.allclose(got, rows[entry, :, token], atol=1 if "k_rope_scale" in inputs else 0.05)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_joined_heads(seed: int) -> None:
+    """Query, key and value of each token, head by head, and the places of the caches."""
+    name = "QkvRmsNormRopeCache"
+    inputs, attrs = BASES[name][0](np.random.default_rng(seed))
+    found = reference.run(name, inputs, attrs | {"epsilon": 1e-6})
+    wide = {key: array.astype(np.float64) for key, array in inputs.items()}
+    counts = attrs["head_nums"]
+    for row, place in enumerate(inputs["index"]):
+        heads = wide["qkv"][row].reshape(-1, 128)
+        for head, numbers in enumerate(heads[: counts[0] + counts[1]]):
+            gamma = wide["q_gamma" if head < counts[0] else "k_gamma"]
+            y = numbers / np.sqrt(np.mean(numbers**2) + 1e-6) * gamma
+            turned = y * wide["cos"][row] + np.concatenate([-y[64:], y[:64]]) * wide["sin"][row]
+            if head < counts[0]:
+                got = found["q_out"][row].astype(np.float64).reshape(-1, 128)[head]
+                np.testing.assert_allclose(got, turned, atol=0.1)
+                continue
+            check(found, inputs, "k", place, turned)
+        check(found, inputs, "v", place, heads[-1])
+
+
+def check(found: Any, inputs: dict[str, np.ndarray], name: str, place: int, numbers: np.ndarray) -> None:
+    """The numbers of the only head of key or value stand in their cache."""
+    cache = found[f"{name}_cache"]
+    if f"{name}_scale" in inputs:
+        moved = numbers / inputs[f"{name}_scale"][0] + inputs.get(f"{name}_offset", np.zeros((1, 128)))[0]
+        numbers = np.clip(np.rint(moved), -128, 127)
+    got = cache[place // 32, :, place % 32].astype(np.float64).ravel()
+    np.testing.assert_allclose(got, numbers, atol=1.01 if cache.dtype == np.int8 else 0.1)
+
+
+def test_places_that_no_token_has_stay() -> None:
+    inputs, attrs = BASES["QkvRmsNormRopeCache"][0](np.random.default_rng(1))
+    inputs["index"] = np.full_like(inputs["index"], -1)
+    found = reference.run("QkvRmsNormRopeCache", inputs, attrs)
+    for name in ("k_cache", "v_cache"):
+        np.testing.assert_array_equal(found[name].astype(np.float64), inputs[name].astype(np.float64))
+    assert not found["k_out_before_quant"].any()
