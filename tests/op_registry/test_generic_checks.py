@@ -21,7 +21,7 @@ def minimal(name: str) -> NodeView:
             inputs[entry.name] = [info, info]
         elif entry.kind is Kind.REQUIRED:
             inputs[entry.name] = info
-    samples: dict[str, Any] = {"Int": 8, "Float": 0.5, "String": "BNSD", "sp": 2, "update_type": 1}
+    samples: dict[str, Any] = {"Int": 8, "Float": 0.5, "String": "BNSD", "ListInt": [1, 2], "sp": 2, "update_type": 1}
     attrs = {attr.name: samples.get(attr.name, samples[attr.type]) for attr in spec.attrs if attr.required}
     return NodeView(name, "node", inputs, {}, attrs)
 

@@ -13,6 +13,8 @@ from fa_compiler.op_registry import DOMAIN, VERSION, AttrSpec, Kind, OpSpec, get
 from fa_compiler.op_registry.errors import RegistryError
 
 SOURCE, BUILD, GUIDE = "ascend_onnx_plugin.cc", "CMakeLists.txt", "README.md"
+SETTABLE = ("Int", "Float", "Bool", "String")
+"""The types of attributes that a plugin sets. How the parser writes lists into its text is not known."""
 
 
 def files(operators: Iterable[str], cann: str | None = None) -> dict[str, str]:
@@ -69,7 +71,7 @@ REGISTER_CUSTOM_OP("{name}")
 def _attr(spec: OpSpec, entry: AttrSpec) -> str:
     kind, number, real, text = entry.type, "0", "0.0f", ""
     value = entry.value_if_absent
-    if kind not in ("Int", "Float", "Bool", "String"):
+    if kind not in SETTABLE:
         raise RegistryError(f"{spec.name}: the plugin has no way to set {entry.name}, of type {kind}")
     if value is not None:
         if kind == "Float":
