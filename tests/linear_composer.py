@@ -212,7 +212,8 @@ class TokenMaker:
         if self.recipe.is_delta:
             source = {"decayed": decayed, "old": state}[change.memory_state]
             written = self._corrected(written, self.read(given[change.memory_key], source), given["b"], change)
-        write_key = "p" if change.correction == "key" else change.write_key
+        is_crossed = self.recipe.is_low_rank and change.correction == "key"
+        write_key = "p" if is_crossed else change.write_key
         update = self.outer(given[write_key], written)
         new = nodes.op(change.write_sign, decayed, update)
         if self.recipe.is_low_rank:
