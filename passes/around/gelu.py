@@ -21,7 +21,8 @@ another function, and so is an Erf of another argument.
 GeGluV2 rounds Gelu to the type of x, and then the product. So does a model of 16 bits that has Gelu as one operator.
 One that has it written out rounds inside of Gelu as well, and the report says so. There gate * (1 + share) may
 overflow in float16, where the operator does not. That all numbers are finite is assumed for Ascend; without this
-assumption 16 bits are declined.
+assumption 16 bits are declined. A Gelu of 0 may have another sign than in the model, which a quotient by it shows as
+another infinity: a written out Gelu that something is divided by stays without this assumption.
 
 Two tensors are joined with the gate behind, which is the operator's default. A Gelu that anything but the product reads
 is no part of GeGluV2.
@@ -35,13 +36,14 @@ from math import pi, sqrt
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline
-from fa_compiler.passes.answer.options import Options
+from fa_compiler.passes.answer.options import NON_FINITE_SCORES, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.gates import source
 from fa_compiler.passes.around.polynomials import Polynomials, Terms, are_close
 from fa_compiler.passes.around.records import Activation, expect_finite, is_float
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
+    data_readers,
     is_op,
     only_reader,
     operand_at,
@@ -95,7 +97,17 @@ def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activa
         attrs = {"approximate": "none" if gelu.is_exact else "tanh"}
         narrow = dtype in SIXTEEN_BITS
         found.append(Activation(node, "GeluV2", attrs, (gelu.gate,), gelu.result, gelu.nodes, narrow))
-    return found
+    return [one for one in found if not gelu.is_written_out or not _may_show_sign(one.result, options)]
+
+
+def _may_show_sign(value: ir.Value, options: Options) -> bool:
+    """Is something divided by a value, and need the quotient not be finite? Its sign is that of a 0."""
+    if options.target == "ascend" and NON_FINITE_SCORES not in options.assume:
+        return False
+    return any(
+        is_op(reader, "Reciprocal", "Pow") or (is_op(reader, "Div") and operand_at(reader, 1) is value)
+        for reader in data_readers(value)
+    )
 
 
 def _gated(node: ir.Node, gelu: Gelu, info: ShapeInfo) -> Activation | None:

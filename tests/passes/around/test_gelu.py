@@ -211,3 +211,11 @@ def test_a_share_that_is_read_stays() -> None:
     result, report = fused(model(SPLIT + SHARE + GELU + "v = Mul(g1, b) y = Add(v, d)"))
     assert not report.around
     assert operators(result) == []
+
+
+@pytest.mark.parametrize(("assume", "expected"), [((), ["GeluV2"]), (("non-finite-scores",), [])])
+def test_a_quotient_shows_the_sign_of_zero(assume: tuple[str, ...], expected: list[str]) -> None:
+    """x / 2 + x / 2 erf is 0 far below, and the operator gives -0: other infinities, if there may be any."""
+    body = SPELLINGS["3, a sum of two"].replace("a, ", "x, ").replace(", a)", ", x)") + "y = Div(x, g1)"
+    result, _ = fused(model(body, outputs="float[B,S,8] y"), assume=assume)
+    assert operators(result) == expected
