@@ -380,6 +380,13 @@ def _norm(names: tuple[str, ...]) -> Callable[[Rng], Parts]:
     return norm
 
 
+def _gemma(rng: Rng) -> Parts:
+    inputs, attrs = _norm(("x",))(rng)
+    if rng.integers(0, 3):
+        inputs["gamma"] = inputs["gamma"].astype(inputs["x"].dtype)
+    return inputs, attrs
+
+
 def _centred(rng: Rng) -> Parts:
     """The last one or two axes are normalised, with a weight and a bias or without."""
     inputs, attrs = _norm(("x",))(rng)
@@ -603,6 +610,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "KvRmsNormRopeCache": (_latent,),
     "ApplyRotaryPosEmb": (_rotary_pair,),
     "QkvRmsNormRopeCache": (_joined_heads,),
+    "GemmaRmsNorm": (_gemma,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

@@ -40,7 +40,7 @@ is ONNX's."""
 
 _TYPE_OF_FIRST = (
     *("MatMulV2", "BatchMatMulV2", "MatMul", "BatchMatMul", "Conv2D", "Conv3DV2", "AvgPoolV2", "MaxPoolV3"),
-    *("GatherV2", "Transpose", "PadV3", "RmsNorm"),
+    *("GatherV2", "Transpose", "PadV3", "RmsNorm", "GemmaRmsNorm"),
 )
 """Operators whose first result has the type of their first input, even if no more is known of it."""
 

@@ -282,7 +282,7 @@ def _largest(call: OpFacts) -> None:
         raise InferenceError(f"an axis of {x[axis]} has no {count} largest elements")
 
 
-@_refuses("RmsNorm", "AddRmsNorm", "LayerNormV4", "AddLayerNorm")
+@_refuses("RmsNorm", "GemmaRmsNorm", "AddRmsNorm", "LayerNormV4", "AddLayerNorm")
 def _weights(call: OpFacts) -> None:
     name = "x1" if call.op.type.startswith("Add") else "x"
     x = call.x(name).shape

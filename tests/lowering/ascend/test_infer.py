@@ -109,6 +109,7 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
         [(F, (2, -1, 6)), ("", (2, -1, 1)), ("", (2, -1, 1))],
     ),
     ("RmsNorm", {**X, "gamma": Fact(F, (6,))}, {}, [(F, (2, -1, 6)), (F, (2, -1, 1))]),
+    ("GemmaRmsNorm", {**X, "gamma": Fact(F, (6,))}, {}, [(F, (2, -1, 6)), (F, (2, -1, 1))]),
     (
         "AddRmsNorm",
         {"x1": X["x"], "x2": X["x"], "gamma": Fact(F, (6,))},
@@ -245,6 +246,7 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
     ("ReduceSum", {**X, "axes": ints(3)}, {"keep_dims": True}, "axis 3 is outside a tensor of rank 3"),
     ("LayerNorm", {**X, "gamma": Fact(F, (5,)), "beta": Fact(F, (6,))}, {"begin_norm_axis": 2}, "gamma has the shape"),
     ("RmsNorm", {**X, "gamma": Fact(F, (5,))}, {}, "gamma has the shape"),
+    ("GemmaRmsNorm", {**X, "gamma": Fact(F, (5,))}, {}, "gamma has the shape"),
     ("AddRmsNorm", {"x1": X["x"], "x2": X["x"], "gamma": Fact(F, (5,))}, {}, "gamma has the shape"),
     (
         "AddRmsNorm",

@@ -47,6 +47,7 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         ONE_HOT,
     ),
     ("AddRmsNorm", {"x1": X, "x2": X, "gamma": np.full(4, 2, np.float32)}, {}, 2 * NORMALISED),
+    ("GemmaRmsNorm", {"x": 2 * X, "gamma": np.full(4, 2, np.float32)}, {}, 3 * NORMALISED),
     *(
         (  # the pairs of a row of four are neighbours, or its even and its odd elements in halves
             "RotaryPositionEmbedding",

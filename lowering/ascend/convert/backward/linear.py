@@ -115,6 +115,12 @@ def _rms_norm(call: GeCall) -> Sequence[str]:
     return _normalised(call, call.x("x"), call.rank("x"), call.desc("x").dtype)
 
 
+@handles("GemmaRmsNorm")
+def _gemma_rms_norm(call: GeCall) -> Sequence[str]:
+    """The same with gamma plus one in place of gamma. The one is added in float32."""
+    return _normalised(call, call.x("x"), call.rank("x"), call.desc("x").dtype, 1.0)
+
+
 @handles("AddRmsNorm")
 def _add_rms_norm(call: GeCall) -> Sequence[str]:
     """The same for the sum of x1 and x2, which has their type and is a result, too."""
@@ -122,16 +128,17 @@ def _add_rms_norm(call: GeCall) -> Sequence[str]:
     return *_normalised(call, total, call.rank("x1"), call.desc("x1").dtype), total
 
 
-def _normalised(call: GeCall, x: str, rank: int, dtype: str) -> tuple[str, str]:
-    """What RmsNorm gives of a tensor of this rank and type."""
+def _normalised(call: GeCall, x: str, rank: int, dtype: str, more: float = 0.0) -> tuple[str, str]:
+    """What RmsNorm gives of a tensor of this rank and type, with a number added to its weight."""
     axes = call.ints(list(range(rank - call.rank("gamma"), rank)))
     wide = call.cast(x, "DT_FLOAT")
     mean = call.node("ReduceMean", call.node("Mul", wide, wide), axes)
     rate = call.node(
         "Reciprocal", call.node("Sqrt", call.node("Add", mean, call.array(call.attr("epsilon"), "DT_FLOAT")))
     )
-    scaled = call.node("Mul", call.node("Mul", wide, rate), call.cast(call.x("gamma"), "DT_FLOAT"))
-    return call.cast(scaled, dtype), rate
+    gamma = call.cast(call.x("gamma"), "DT_FLOAT")
+    gamma = call.node("Add", gamma, call.array(more, "DT_FLOAT")) if more else gamma
+    return call.cast(call.node("Mul", call.node("Mul", wide, rate), gamma), dtype), rate
 
 
 @handles("RotaryPositionEmbedding")

@@ -1,0 +1,91 @@
+"""The constraints of operators around attention that nothing becomes: each row breaks exactly one of a good node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from fa_compiler.op_registry import NodeView, TensorInfo, UnknownVariant, get, infer, verify
+
+from .nodes import tensor
+
+BF16, FLOAT, HALF = "DT_BF16", "DT_FLOAT", "DT_FLOAT16"
+GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
+    "GemmaRmsNorm": {"x": tensor((2, 5, 64)), "gamma": tensor((64,))},
+}
+ATTRS: Mapping[str, Mapping[str, Any]] = {"GemmaRmsNorm": {}}
+PRODUCTS: Mapping[str, tuple[str, ...]] = {"GemmaRmsNorm": ("A2", "A3", "950")}
+EVERY_PRODUCT = ("A2", "A3", "950", "310P", "310B", "910")
+
+
+def node(op: str, inputs: Mapping[str, TensorInfo] | None = None, attrs: Mapping[str, Any] | None = None) -> NodeView:
+    return NodeView(op, op, {**GOOD[op], **(inputs or {})}, {}, {**ATTRS[op], **(attrs or {})})
+
+
+@pytest.mark.parametrize("op", GOOD)
+@pytest.mark.parametrize("product", EVERY_PRODUCT)
+def test_a_good_node_breaks_nothing_on_the_products_that_have_it(op: str, product: str) -> None:
+    found = [entry.constraint for entry in verify(node(op), product)]
+    assert found == ([] if product in PRODUCTS[op] else ["G0"])
+
+
+@pytest.mark.parametrize("op", GOOD)
+@pytest.mark.parametrize("dtype", [HALF, FLOAT, BF16])
+def test_types_of_good_nodes(op: str, dtype: str) -> None:
+    typed = {name: tensor(info.shape, dtype) for name, info in GOOD[op].items()}
+    for product in PRODUCTS[op]:
+        assert not verify(node(op, typed), product)
+    assert not verify(node(op, typed))
+
+
+ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] = [
+    ("GemmaRmsNorm", {"x": tensor((2, 64), "DT_INT32"), "gamma": tensor((64,), FLOAT)}, {}, None, "GRN.1"),
+    ("GemmaRmsNorm", {"gamma": tensor((64,), BF16)}, {}, "950", "GRN.1"),
+    ("GemmaRmsNorm", {"gamma": tensor((64,), FLOAT)}, {}, "A2", "GRN.1"),
+    ("GemmaRmsNorm", {"x": tensor((1,) * 8 + (64,))}, {}, None, "GRN.2"),
+    ("GemmaRmsNorm", {"gamma": tensor((1, 2, 5, 64))}, {}, None, "GRN.2"),
+    ("GemmaRmsNorm", {"gamma": tensor((5, 65))}, {}, None, "GRN.3"),
+    ("GemmaRmsNorm", {"x": tensor((0, 64))}, {}, None, "GRN.4"),
+    ("GemmaRmsNorm", {}, {"epsilon": -1e-6}, None, "GRN.5"),
+]
+
+
+@pytest.mark.parametrize(("op", "inputs", "attrs", "product", "number"), ROWS)
+def test_each_fault_is_found(
+    op: str, inputs: dict[str, TensorInfo], attrs: dict[str, Any], product: str | None, number: str
+) -> None:
+    changed = node(op, inputs, attrs)
+    found = verify(changed) if product is None else verify(changed, product)
+    assert {entry.constraint for entry in found} == {number}
+
+
+@pytest.mark.parametrize("op", GOOD)
+def test_sizes_that_are_not_known_break_nothing(op: str) -> None:
+    large = {name: info for name, info in GOOD[op].items() if len(info.shape or ()) > 2}
+    opened = {name: tensor(("b", None, *(info.shape or ())[2:])) for name, info in large.items()}
+    unknown = {name: TensorInfo(info.dtype, None) for name, info in GOOD[op].items()}
+    for product in PRODUCTS[op]:
+        assert not verify(node(op, opened), product)
+        assert not verify(node(op, unknown), product)
+
+
+def test_a_weight_of_float32_beside_16_bits() -> None:
+    for op in ("GemmaRmsNorm",):
+        mixed = {name: tensor(info.shape, FLOAT) for name, info in GOOD[op].items() if name != "x"}
+        assert not verify(node(op, mixed), "950")
+        assert not verify(node(op, mixed))
+
+
+def test_releases() -> None:
+    for op, first in (("GemmaRmsNorm", "8.5.0"),):
+        assert get(op, first) == get(op)
+        with pytest.raises(UnknownVariant):
+            get(op, "8.0")
+
+
+def test_shapes_of_results() -> None:
+    x = tensor((2, "s", 4, 8), BF16)
+    rows = tensor((2, "s", 1, 1), FLOAT)
+    assert infer("GemmaRmsNorm", {"x": x, "gamma": tensor((4, 8), BF16)}, {}) == {"y": x, "rstd": rows}
