@@ -399,6 +399,15 @@ def _centred(rng: Rng) -> Parts:
     return inputs, attrs
 
 
+def _centred_from_an_axis(rng: Rng) -> Parts:
+    """The weights have more axes than are normalised, or fewer, or as many."""
+    inputs, attrs = _norm(("x",))(rng)
+    x, gamma = inputs["x"], inputs["gamma"]
+    inputs["beta"] = _floats(rng, *gamma.shape, dtype=gamma.dtype)
+    attrs["begin_params_axis"] = x.ndim - gamma.ndim
+    return inputs, attrs | {"begin_norm_axis": int(rng.integers(-x.ndim, x.ndim))}
+
+
 def _centred_sum(rng: Rng) -> Parts:
     inputs, attrs = _norm(("x1", "x2"))(rng)
     gamma = inputs["gamma"]
@@ -611,6 +620,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "ApplyRotaryPosEmb": (_rotary_pair,),
     "QkvRmsNormRopeCache": (_joined_heads,),
     "GemmaRmsNorm": (_gemma,),
+    "LayerNormV3": (_centred_from_an_axis,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

@@ -14,14 +14,18 @@ from .nodes import tensor
 BF16, FLOAT, HALF = "DT_BF16", "DT_FLOAT", "DT_FLOAT16"
 GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
     "GemmaRmsNorm": {"x": tensor((2, 5, 64)), "gamma": tensor((64,))},
+    "LayerNormV3": {"x": tensor((2, 5, 64)), "gamma": tensor((64,)), "beta": tensor((64,))},
 }
-ATTRS: Mapping[str, Mapping[str, Any]] = {"GemmaRmsNorm": {}}
-PRODUCTS: Mapping[str, tuple[str, ...]] = {"GemmaRmsNorm": ("A2", "A3", "950")}
+ATTRS: Mapping[str, Mapping[str, Any]] = {"LayerNormV3": {"begin_norm_axis": 2, "begin_params_axis": -1}}
+PRODUCTS: Mapping[str, tuple[str, ...]] = {
+    "GemmaRmsNorm": ("A2", "A3", "950"),
+    "LayerNormV3": ("A2", "A3", "950", "310P"),
+}
 EVERY_PRODUCT = ("A2", "A3", "950", "310P", "310B", "910")
 
 
 def node(op: str, inputs: Mapping[str, TensorInfo] | None = None, attrs: Mapping[str, Any] | None = None) -> NodeView:
-    return NodeView(op, op, {**GOOD[op], **(inputs or {})}, {}, {**ATTRS[op], **(attrs or {})})
+    return NodeView(op, op, {**GOOD[op], **(inputs or {})}, {}, {**ATTRS.get(op, {}), **(attrs or {})})
 
 
 @pytest.mark.parametrize("op", GOOD)
@@ -36,7 +40,7 @@ def test_a_good_node_breaks_nothing_on_the_products_that_have_it(op: str, produc
 def test_types_of_good_nodes(op: str, dtype: str) -> None:
     typed = {name: tensor(info.shape, dtype) for name, info in GOOD[op].items()}
     for product in PRODUCTS[op]:
-        assert not verify(node(op, typed), product)
+        assert bool(verify(node(op, typed), product)) == (product == "310P" and dtype == BF16)
     assert not verify(node(op, typed))
 
 
@@ -49,6 +53,16 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("GemmaRmsNorm", {"gamma": tensor((5, 65))}, {}, None, "GRN.3"),
     ("GemmaRmsNorm", {"x": tensor((0, 64))}, {}, None, "GRN.4"),
     ("GemmaRmsNorm", {}, {"epsilon": -1e-6}, None, "GRN.5"),
+    ("LayerNormV3", {"x": tensor((2, 5, 64), "DT_INT8")}, {}, None, "LNT.1"),
+    ("LayerNormV3", {name: tensor((64,), BF16) for name in ("gamma", "beta")}, {}, None, "LNT.1"),
+    ("LayerNormV3", {"beta": tensor((64,), FLOAT)}, {}, None, "LNT.1"),
+    ("LayerNormV3", {}, {"begin_norm_axis": 3}, None, "LNT.2"),
+    ("LayerNormV3", {}, {"begin_params_axis": -4}, None, "LNT.2"),
+    ("LayerNormV3", {"x": tensor(())}, {}, None, "LNT.2"),
+    ("LayerNormV3", {"gamma": tensor((32,))}, {}, None, "LNT.4"),
+    ("LayerNormV3", {"beta": tensor((5, 64))}, {}, None, "LNT.4"),
+    ("LayerNormV3", {}, {"begin_params_axis": 1}, None, "LNT.4"),
+    ("LayerNormV3", {"x": tensor((0, 5, 64))}, {}, None, "LNT.5"),
 ]
 
 
@@ -72,20 +86,33 @@ def test_sizes_that_are_not_known_break_nothing(op: str) -> None:
 
 
 def test_a_weight_of_float32_beside_16_bits() -> None:
-    for op in ("GemmaRmsNorm",):
+    for op in ("GemmaRmsNorm", "LayerNormV3"):
         mixed = {name: tensor(info.shape, FLOAT) for name, info in GOOD[op].items() if name != "x"}
         assert not verify(node(op, mixed), "950")
         assert not verify(node(op, mixed))
 
 
 def test_releases() -> None:
-    for op, first in (("GemmaRmsNorm", "8.5.0"),):
+    for op, first in (("GemmaRmsNorm", "8.5.0"), ("LayerNormV3", "9.2.0")):
         assert get(op, first) == get(op)
         with pytest.raises(UnknownVariant):
             get(op, "8.0")
+
+
+def test_both_axes_are_one_on_950_before_another_release() -> None:
+    several = node("LayerNormV3", {}, {"begin_norm_axis": 1})
+    assert [entry.constraint for entry in verify(several, "950", "9.1.0")] == ["LNT.3"]
+    for product, cann in (("950", "9.2.0"), ("A2", "9.1.0"), ("A2", None)):
+        assert not verify(several, product, cann)
+    assert not verify(node("LayerNormV3"), "950", "9.0.0")
 
 
 def test_shapes_of_results() -> None:
     x = tensor((2, "s", 4, 8), BF16)
     rows = tensor((2, "s", 1, 1), FLOAT)
     assert infer("GemmaRmsNorm", {"x": x, "gamma": tensor((4, 8), BF16)}, {}) == {"y": x, "rstd": rows}
+    weights = {name: tensor((8,), FLOAT) for name in ("gamma", "beta")}
+    for axis in (2, -2):
+        found = infer("LayerNormV3", {"x": x, **weights}, {"begin_norm_axis": axis, "begin_params_axis": 3})
+        assert found == {"y": x, "mean": rows, "rstd": rows}
+    assert infer("LayerNormV3", {"x": tensor(None, BF16), **weights}, {})["mean"] == tensor(None, FLOAT)

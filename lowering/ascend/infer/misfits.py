@@ -296,6 +296,15 @@ def _weights(call: OpFacts) -> None:
         raise InferenceError(f"x2 has the shape {list(other or ())}, x1 {list(x)}")
 
 
+@_refuses("LayerNormV3")
+def _normalised_axes(call: OpFacts) -> None:
+    x = call.x().shape
+    if x is not None:
+        for name in ("begin_norm_axis", "begin_params_axis"):
+            call.axis(call.attr(name), len(x), name)
+    _weights(call)
+
+
 @_refuses("RotaryPositionEmbedding")
 def _tables(call: OpFacts) -> None:
     x, cos, sin = (call.x(name).shape for name in ("x", "cos", "sin"))

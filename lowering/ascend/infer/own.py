@@ -47,7 +47,7 @@ def _element_by_element(call: OpFacts) -> Sequence[Fact]:
     return [Fact(call.first.dtype, broadcast(*(fact.shape for fact in call.inputs.values())))]
 
 
-@_rule("LayerNorm", "LayerNormV3")
+@_rule("LayerNorm")
 def _layer_norm(call: OpFacts) -> Sequence[Fact]:
     """The meaning takes the weights' axes from begin_params_axis, which GE's inference does not read. The type of the
     statistics is not inferred."""

@@ -118,6 +118,12 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
     ),
     ("LayerNormV4", {**X, "normalized_shape": ints(6)}, {}, [(F, (2, -1, 6)), (F, (2, -1, 1)), (F, (2, -1, 1))]),
     (
+        "LayerNormV3",
+        {"x": Fact(H, (2, -1, 6)), "gamma": Fact(F, (6,)), "beta": Fact(F, (6,))},
+        {"begin_norm_axis": 1, "begin_params_axis": -1},
+        [(H, (2, -1, 6)), (F, (2, 1, 1)), (F, (2, 1, 1))],
+    ),
+    (
         "AddLayerNorm",
         {"x1": Fact(H, (2, -1, 6)), "x2": X["x"], "gamma": Fact(F, (6,)), "beta": Fact(F, (6,))},
         {},
@@ -255,6 +261,13 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
         r"x2 has the shape \[2, 1, 7\], x1 \[2, -1, 6\]",
     ),
     ("LayerNormV4", {**X, "normalized_shape": ints(6), "beta": Fact(F, (5,))}, {}, "beta has the shape"),
+    ("LayerNormV3", {**X, "gamma": Fact(F, (5,)), "beta": Fact(F, (5,))}, {}, "gamma has the shape"),
+    (
+        "LayerNormV3",
+        {**X, "gamma": Fact(F, (6,)), "beta": Fact(F, (6,))},
+        {"begin_norm_axis": 3, "begin_params_axis": 2},
+        "begin_norm_axis 3 is outside a tensor of rank 3",
+    ),
     ("SwiGlu", {"x": Fact(F, (2, 5))}, {"dim": 1}, "has no halves along the axis 1"),
     ("SwiGlu", X, {"dim": 3}, "dim is 3, x has 3 axes"),
     ("GeGluV2", {"x": Fact(F, (2, 5))}, {}, "has no halves along the axis -1"),

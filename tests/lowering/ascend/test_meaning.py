@@ -62,6 +62,12 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
     ),
     ("LayerNormV4", {"x": X, "normalized_shape": np.array([4], np.int32)}, {}, CENTRED),
     (
+        "LayerNormV3",
+        {"x": X, "gamma": TWOS, "beta": TWOS},
+        {"begin_norm_axis": -1, "begin_params_axis": 2},
+        2 * CENTRED + 2,
+    ),
+    (
         "LayerNormV4",
         {"x": X, "normalized_shape": np.array([4], np.int32), "gamma": TWOS, "beta": TWOS},
         {},

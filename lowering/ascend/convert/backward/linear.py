@@ -48,33 +48,43 @@ def _softmax(call: GeCall) -> str:
     return call.node("LogSoftmax", call.x("logits"), axis=axes[0])
 
 
-@handles("LayerNorm", "LayerNormV3")
+@handles("LayerNorm")
 def _layer_norm(call: GeCall) -> Sequence[str]:
     """gamma (x - mean) / sqrt(variance + epsilon) + beta.
 
     The mean and the variance are over the axes from begin_norm_axis on. gamma and beta have the axes from
-    begin_params_axis on. The third output is the variance for LayerNorm, and the reciprocal of the root for
-    LayerNormV3.
+    begin_params_axis on. The third output is the variance.
     """
-    x = call.x("x")
-    begin, params = call.attr("begin_norm_axis"), call.attr("begin_params_axis")
-    rank = call.rank("x")
-    if call.rank("gamma") != rank - params % rank or call.rank("beta") != rank - params % rank:
-        raise UnreadableError(f"{call.op.type} '{call.op.name}': gamma and beta do not have the axes from {params} on")
-    axes = call.ints(list(range(begin % rank, rank)))
+    x, rank = call.x("x"), call.rank("x")
+    axes = call.ints(list(range(rank - _normalised_axes(call), rank)))
     mean = call.node("ReduceMean", x, axes)
     centred = call.node("Sub", x, mean)
     variance = call.node("ReduceMean", call.node("Mul", centred, centred), axes)
     epsilon = call.array(call.attr("epsilon"), call.desc("x").dtype)
     rate = call.node("Reciprocal", call.node("Sqrt", call.node("Add", variance, epsilon)))
     y = call.node("Add", call.node("Mul", call.node("Mul", centred, rate), call.x("gamma")), call.x("beta"))
-    last = variance if call.op.type == "LayerNorm" else rate
-    return y, call.cast(mean, call.out(1).dtype), call.cast(last, call.out(2).dtype)
+    return y, call.cast(mean, call.out(1).dtype), call.cast(variance, call.out(2).dtype)
+
+
+@handles("LayerNormV3")
+def _layer_norm_v3(call: GeCall) -> Sequence[str]:
+    """The same in float32. The third output is the reciprocal of the root."""
+    count, wide = _normalised_axes(call), call.cast(call.x("x"), "DT_FLOAT")
+    y, mean, rate = _centred(call, wide, call.rank("x"), count, call.desc("x").dtype)
+    return y, call.cast(mean, call.out(1).dtype), call.cast(rate, call.out(2).dtype)
+
+
+def _normalised_axes(call: GeCall) -> int:
+    """The number of axes that begin_norm_axis names. gamma and beta have those that begin_params_axis names."""
+    begin, params, rank = int(call.attr("begin_norm_axis")), call.attr("begin_params_axis"), call.rank("x")
+    if call.rank("gamma") != rank - params % rank or call.rank("beta") != rank - params % rank:
+        raise UnreadableError(f"{call.op.type} '{call.op.name}': gamma and beta do not have the axes from {params} on")
+    return rank - begin % rank
 
 
 @handles("LayerNormV4")
 def _layer_norm_v4(call: GeCall) -> Sequence[str]:
-    """The same in float32, over as many of the last axes as normalized_shape has numbers."""
+    """The same over as many of the last axes as normalized_shape has numbers."""
     shape = call.desc("normalized_shape").shape
     count = -1 if shape is None else next(iter(shape), 1)
     if count < 0:
