@@ -540,6 +540,12 @@ def _rotary(rng: Rng) -> Parts:
     return inputs, {"mode": mode}
 
 
+def _rotary_mul(rng: Rng) -> Parts:
+    dtype = _half(rng)
+    x, table = _pick(rng, (((2, 3, 4, 64), (1, 1, 4, 64)), ((2, 3, 4, 64), (2, 3, 1, 64)), ((2, 3, 1, 64),) * 2))
+    return {"x": _floats(rng, *x, dtype=dtype)} | {name: _floats(rng, *table, dtype=dtype) for name in ("r1", "r2")}, {}
+
+
 def _latent(rng: Rng) -> Parts:
     b, s, heads, dtype = 2, int(rng.integers(1, 4)), 1, _pick(rng, (np.float16, ml_dtypes.bfloat16))
     mode = _pick(rng, ("Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"))
@@ -621,6 +627,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "QkvRmsNormRopeCache": (_joined_heads,),
     "GemmaRmsNorm": (_gemma,),
     "LayerNormV3": (_centred_from_an_axis,),
+    "RotaryMul": (_rotary_mul,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

@@ -15,11 +15,13 @@ BF16, FLOAT, HALF = "DT_BF16", "DT_FLOAT", "DT_FLOAT16"
 GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
     "GemmaRmsNorm": {"x": tensor((2, 5, 64)), "gamma": tensor((64,))},
     "LayerNormV3": {"x": tensor((2, 5, 64)), "gamma": tensor((64,)), "beta": tensor((64,))},
+    "RotaryMul": {"x": tensor((2, 5, 4, 64)), "r1": tensor((2, 5, 1, 64)), "r2": tensor((2, 5, 1, 64))},
 }
 ATTRS: Mapping[str, Mapping[str, Any]] = {"LayerNormV3": {"begin_norm_axis": 2, "begin_params_axis": -1}}
 PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "GemmaRmsNorm": ("A2", "A3", "950"),
     "LayerNormV3": ("A2", "A3", "950", "310P"),
+    "RotaryMul": ("A2", "A3", "950", "310P", "910"),
 }
 EVERY_PRODUCT = ("A2", "A3", "950", "310P", "310B", "910")
 
@@ -40,7 +42,7 @@ def test_a_good_node_breaks_nothing_on_the_products_that_have_it(op: str, produc
 def test_types_of_good_nodes(op: str, dtype: str) -> None:
     typed = {name: tensor(info.shape, dtype) for name, info in GOOD[op].items()}
     for product in PRODUCTS[op]:
-        assert bool(verify(node(op, typed), product)) == (product == "310P" and dtype == BF16)
+        assert bool(verify(node(op, typed), product)) == (product in ("310P", "910") and dtype == BF16)
     assert not verify(node(op, typed))
 
 
@@ -63,6 +65,28 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("LayerNormV3", {"beta": tensor((5, 64))}, {}, None, "LNT.4"),
     ("LayerNormV3", {}, {"begin_params_axis": 1}, None, "LNT.4"),
     ("LayerNormV3", {"x": tensor((0, 5, 64))}, {}, None, "LNT.5"),
+    ("RotaryMul", {"x": tensor((2, 5, 4, 64), "DT_INT32")}, {}, None, "RTM.1"),
+    ("RotaryMul", {"r2": tensor((2, 5, 1, 64), FLOAT)}, {}, None, "RTM.1"),
+    ("RotaryMul", {"x": tensor((5, 4, 64))}, {}, None, "RTM.2"),
+    ("RotaryMul", {"r2": tensor((1, 5, 1, 64))}, {}, None, "RTM.3"),
+    ("RotaryMul", {name: tensor((1, 5, 4, 64)) for name in ("r1", "r2")}, {}, None, "RTM.3"),
+    ("RotaryMul", {name: tensor((2, 5, 1, 32)) for name in ("r1", "r2")}, {}, None, "RTM.3"),
+    ("RotaryMul", {name: tensor((1, 1, 1, 64)) for name in ("r1", "r2")}, {}, None, "RTM.3"),
+    (
+        "RotaryMul",
+        {"x": tensor((2, 5, 4, 96)), **{name: tensor((2, 5, 1, 96)) for name in ("r1", "r2")}},
+        {},
+        None,
+        "RTM.4",
+    ),
+    ("RotaryMul", {"x": tensor((2, 5, 1000, 64))}, {}, None, "RTM.5"),
+    (
+        "RotaryMul",
+        {"x": tensor((32, 5, 32, 64)), **{name: tensor((1, 5, 1, 64)) for name in ("r1", "r2")}},
+        {},
+        None,
+        "RTM.6",
+    ),
 ]
 
 
@@ -93,7 +117,7 @@ def test_a_weight_of_float32_beside_16_bits() -> None:
 
 
 def test_releases() -> None:
-    for op, first in (("GemmaRmsNorm", "8.5.0"), ("LayerNormV3", "9.2.0")):
+    for op, first in (("GemmaRmsNorm", "8.5.0"), ("LayerNormV3", "9.2.0"), ("RotaryMul", "8.5.0")):
         assert get(op, first) == get(op)
         with pytest.raises(UnknownVariant):
             get(op, "8.0")
@@ -107,6 +131,14 @@ def test_both_axes_are_one_on_950_before_another_release() -> None:
     assert not verify(node("LayerNormV3"), "950", "9.0.0")
 
 
+@pytest.mark.parametrize(
+    "table",
+    [(1, 1, 4, 64), (2, 1, 4, 64), (2, 5, 4, 64), (1, 5, 1, 64), (2, 5, 1, 64), (2, 1, 1, 64)],
+)
+def test_orders_of_batch_tokens_and_heads(table: tuple[int, ...]) -> None:
+    assert not verify(node("RotaryMul", {name: tensor(table) for name in ("r1", "r2")}), "A2")
+
+
 def test_shapes_of_results() -> None:
     x = tensor((2, "s", 4, 8), BF16)
     rows = tensor((2, "s", 1, 1), FLOAT)
@@ -116,3 +148,4 @@ def test_shapes_of_results() -> None:
         found = infer("LayerNormV3", {"x": x, **weights}, {"begin_norm_axis": axis, "begin_params_axis": 3})
         assert found == {"y": x, "mean": rows, "rstd": rows}
     assert infer("LayerNormV3", {"x": tensor(None, BF16), **weights}, {})["mean"] == tensor(None, FLOAT)
+    assert infer("RotaryMul", dict.fromkeys(("x", "r1", "r2"), x), {}) == {"y": x}

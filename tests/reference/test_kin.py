@@ -61,3 +61,20 @@ def test_statistics_have_the_type_of_the_weight() -> None:
         assert found["mean"].dtype == found["rstd"].dtype == dtype
         assert found["y"].tolist() == [[1.0, 3.0, 3.0, 5.0]]
         assert (found["mean"].item(), found["rstd"].item()) == (2.0, 1.0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_halves_are_rotated(seed: int) -> None:
+    """Each pair is a complex number."""
+    inputs, attrs = BASES["RotaryMul"][0](np.random.default_rng(seed))
+    found = reference.run("RotaryMul", inputs, attrs, dtype="float64")["y"]
+    x = inputs["x"].astype(np.float64)
+    cos, sin = (np.broadcast_to(inputs[name].astype(np.float64), x.shape) for name in ("r1", "r2"))
+    np.testing.assert_allclose(found, complex_pairs(x[..., :32], x[..., 32:], cos, sin), rtol=1e-12, atol=1e-12)
+
+
+def complex_pairs(real: np.ndarray, imaginary: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """The pairs as complex numbers, multiplied by the numbers of the first half, and by those of the second."""
+    pairs, turns = real + 1j * imaginary, cos + 1j * sin
+    half = real.shape[-1]
+    return np.concatenate([(pairs * turns[..., :half]).real, (pairs * turns[..., half:]).imag], axis=-1)

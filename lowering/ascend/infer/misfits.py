@@ -305,16 +305,17 @@ def _normalised_axes(call: OpFacts) -> None:
     _weights(call)
 
 
-@_refuses("RotaryPositionEmbedding")
+@_refuses("RotaryPositionEmbedding", "RotaryMul")
 def _tables(call: OpFacts) -> None:
-    x, cos, sin = (call.x(name).shape for name in ("x", "cos", "sin"))
+    first, second = ("r1", "r2") if call.op.type == "RotaryMul" else ("cos", "sin")
+    x, cos, sin = (call.x(name).shape for name in ("x", first, second))
     if not shapes_agree(cos, sin):
-        raise InferenceError(f"cos has the shape {list(cos or ())}, sin {list(sin or ())}")
+        raise InferenceError(f"{first} has the shape {list(cos or ())}, {second} {list(sin or ())}")
     if x is None or cos is None:
         return
     fits = len(x) == len(cos) and all(own == 1 or sizes_agree(own, size) for own, size in zip(cos, x, strict=True))
     if not fits or not sizes_agree(cos[-1], x[-1]):
-        raise InferenceError(f"cos has the shape {list(cos)}, x {list(x)}")
+        raise InferenceError(f"{first} has the shape {list(cos)}, x {list(x)}")
 
 
 @_refuses("ApplyRotaryPosEmb")

@@ -145,6 +145,12 @@ ROWS: list[tuple[str, dict[str, Fact], dict[str, Any], list[tuple[str, Any]]]] =
         {},
         [(F, (2, -1, 4, 6)), (F, (2, -1, 2, 6))],
     ),
+    (
+        "RotaryMul",
+        {"x": Fact(F, (2, -1, 4, 64)), **{name: Fact(F, (1, -1, 1, 64)) for name in ("r1", "r2")}},
+        {},
+        [(F, (2, -1, 4, 64))],
+    ),
     ("SwiGlu", X, {"dim": 1}, [(F, (2, -1, 6))]),
     ("ClippedSwiglu", X, {}, [(F, (2, -1, 3))]),
     ("GeGluV2", X, {}, [(F, (2, -1, 3)), (F, (2, -1, 3))]),
@@ -296,6 +302,12 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
             message,
         )
         for tokens, width, message in ((4, 6, r"key \[2, 4, 2, 6\]"), (5, 3, r"sin \[2, 5, 1, 3\]"))
+    ),
+    (
+        "RotaryMul",
+        {"x": Fact(F, (2, 5, 4, 64)), **{name: Fact(F, (1, 4, 1, 64)) for name in ("r1", "r2")}},
+        {},
+        r"r1 has the shape \[1, 4, 1, 64\], x",
     ),
     ("TopK", {**X, "k": number(9)}, {"dim": -1}, "an axis of 6 has no 9 largest elements"),
     ("MatMulV2", {"x1": Fact(F, (3, 4)), "x2": Fact(F, (5, 4))}, {}, "share no axis: 4 and 5"),

@@ -86,6 +86,12 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         2 * X + 3 * np.concatenate([-X[..., 2:], X[..., :2]], axis=-1),
     ),
     (
+        "RotaryMul",
+        {"x": X[None], "r1": np.full((1, 1, 3, 4), 2, np.float32), "r2": np.full((1, 1, 3, 4), 3, np.float32)},
+        {},
+        (2 * X + 3 * np.concatenate([-X[..., 2:], X[..., :2]], axis=-1))[None],
+    ),
+    (
         "ApplyRotaryPosEmb",
         {
             "query": X[:, :, None],

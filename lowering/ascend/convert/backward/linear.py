@@ -176,13 +176,20 @@ def _rotary(call: GeCall) -> str:
 def _rotary_pair(call: GeCall) -> Sequence[str]:
     """x cos + r(x) sin of query and key. r(x) is (-x2, x1) of the halves of x along its last axis."""
     call.only("rotary_mode", "half")
-    found = []
-    for name in ("query", "key"):
-        x = call.x(name)
-        first, second = call.nodes("Split", x, count=2, axis=-1, num_outputs=2)
-        turned = call.node("Concat", call.node("Neg", second), first, axis=-1)
-        found.append(call.node("Add", call.node("Mul", x, call.x("cos")), call.node("Mul", turned, call.x("sin"))))
-    return found
+    return [_rotated(call, call.x(name), "cos", "sin") for name in ("query", "key")]
+
+
+@handles("RotaryMul")
+def _rotary_mul(call: GeCall) -> str:
+    """The same of one tensor."""
+    return _rotated(call, call.x("x"), "r1", "r2")
+
+
+def _rotated(call: GeCall, x: str, cos: str, sin: str) -> str:
+    """x cos + r(x) sin, where cos and sin are inputs of these names."""
+    first, second = call.nodes("Split", x, count=2, axis=-1, num_outputs=2)
+    turned = call.node("Concat", call.node("Neg", second), first, axis=-1)
+    return call.node("Add", call.node("Mul", x, call.x(cos)), call.node("Mul", turned, call.x(sin)))
 
 
 @handles("SwiGlu")

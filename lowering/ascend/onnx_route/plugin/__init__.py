@@ -39,7 +39,7 @@ def _filled(template: str, fields: dict[str, str]) -> str:
 
 def _operator(spec: OpSpec) -> str:
     """The tables of the template for a prototype, and its registration."""
-    attrs = ",\n".join(f"    {_attr(spec, entry)}" for entry in spec.attrs)
+    attrs = "".join(f"    {_attr(spec, entry)},\n" for entry in spec.attrs)
     inputs = ",\n".join(f'    {{"{entry.name}", {_bool(entry.kind is Kind.DYNAMIC)}}}' for entry in spec.inputs)
     return _OPERATOR.format(name=spec.name, attrs=attrs, inputs=inputs, origin=_origin(spec))
 
@@ -51,8 +51,7 @@ def _origin(spec: OpSpec) -> str:
 
 _OPERATOR = """\
 const std::vector<AttrRule> k{name}Attrs = {{
-{attrs},
-}};
+{attrs}}};
 const std::vector<InputRule> k{name}Inputs = {{
 {inputs},
 }};
