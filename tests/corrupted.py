@@ -546,6 +546,13 @@ def _rotary_mul(rng: Rng) -> Parts:
     return {"x": _floats(rng, *x, dtype=dtype)} | {name: _floats(rng, *table, dtype=dtype) for name in ("r1", "r2")}, {}
 
 
+def _interleaved(rng: Rng) -> Parts:
+    b, n, s, dtype = 2, int(rng.integers(1, 4)), int(rng.integers(1, 4)), _pick(rng, (np.float16, BF16))
+    table = (b, 1, _pick(rng, (1, s)), 64)
+    tables = {name: _floats(rng, *table, dtype=dtype) for name in ("cos", "sin")}
+    return {"x": _floats(rng, b, n, s, 64, dtype=dtype), **tables}, {}
+
+
 def _latent(rng: Rng) -> Parts:
     b, s, heads, dtype = 2, int(rng.integers(1, 4)), 1, _pick(rng, (np.float16, ml_dtypes.bfloat16))
     mode = _pick(rng, ("Norm", "PA", "PA_BNSD", "PA_NZ", "PA_BLK_BNSD", "PA_BLK_NZ"))
@@ -628,6 +635,7 @@ BASES: dict[str, tuple[Callable[[Rng], Parts], ...]] = {
     "GemmaRmsNorm": (_gemma,),
     "LayerNormV3": (_centred_from_an_axis,),
     "RotaryMul": (_rotary_mul,),
+    "InterleaveRope": (_interleaved,),
 }
 WITH_KERNEL = tuple(filter(has_kernel, BASES))
 """The operators that ONNX Runtime computes here."""

@@ -15,6 +15,7 @@ BF16, FLOAT, HALF = "DT_BF16", "DT_FLOAT", "DT_FLOAT16"
 GOOD: Mapping[str, Mapping[str, TensorInfo]] = {
     "GemmaRmsNorm": {"x": tensor((2, 5, 64)), "gamma": tensor((64,))},
     "LayerNormV3": {"x": tensor((2, 5, 64)), "gamma": tensor((64,)), "beta": tensor((64,))},
+    "InterleaveRope": {"x": tensor((2, 4, 5, 64)), "cos": tensor((2, 1, 5, 64)), "sin": tensor((2, 1, 5, 64))},
     "RotaryMul": {"x": tensor((2, 5, 4, 64)), "r1": tensor((2, 5, 1, 64)), "r2": tensor((2, 5, 1, 64))},
 }
 ATTRS: Mapping[str, Mapping[str, Any]] = {"LayerNormV3": {"begin_norm_axis": 2, "begin_params_axis": -1}}
@@ -22,6 +23,7 @@ PRODUCTS: Mapping[str, tuple[str, ...]] = {
     "GemmaRmsNorm": ("A2", "A3", "950"),
     "LayerNormV3": ("A2", "A3", "950", "310P"),
     "RotaryMul": ("A2", "A3", "950", "310P", "910"),
+    "InterleaveRope": ("A2", "A3"),
 }
 EVERY_PRODUCT = ("A2", "A3", "950", "310P", "310B", "910")
 
@@ -41,6 +43,9 @@ def test_a_good_node_breaks_nothing_on_the_products_that_have_it(op: str, produc
 @pytest.mark.parametrize("dtype", [HALF, FLOAT, BF16])
 def test_types_of_good_nodes(op: str, dtype: str) -> None:
     typed = {name: tensor(info.shape, dtype) for name, info in GOOD[op].items()}
+    if (op, dtype) == ("InterleaveRope", FLOAT):
+        assert [entry.constraint for entry in verify(node(op, typed))] == ["ILR.1"]
+        return
     for product in PRODUCTS[op]:
         assert bool(verify(node(op, typed), product)) == (product in ("310P", "910") and dtype == BF16)
     assert not verify(node(op, typed))
@@ -65,6 +70,13 @@ ROWS: list[tuple[str, dict[str, TensorInfo], dict[str, Any], str | None, str]] =
     ("LayerNormV3", {"beta": tensor((5, 64))}, {}, None, "LNT.4"),
     ("LayerNormV3", {}, {"begin_params_axis": 1}, None, "LNT.4"),
     ("LayerNormV3", {"x": tensor((0, 5, 64))}, {}, None, "LNT.5"),
+    ("InterleaveRope", {"cos": tensor((2, 1, 5, 64), BF16)}, {}, None, "ILR.1"),
+    ("InterleaveRope", {"x": tensor((2, 5, 64))}, {}, None, "ILR.2"),
+    ("InterleaveRope", {"x": tensor((2, 4, 5, 128))}, {}, None, "ILR.2"),
+    ("InterleaveRope", {"x": tensor((2, 0, 5, 64))}, {}, None, "ILR.2"),
+    ("InterleaveRope", {name: tensor((1, 1, 5, 64)) for name in ("cos", "sin")}, {}, None, "ILR.2"),
+    ("InterleaveRope", {name: tensor((2, 4, 5, 64)) for name in ("cos", "sin")}, {}, None, "ILR.2"),
+    ("InterleaveRope", {"sin": tensor((2, 1, 1, 64))}, {}, None, "ILR.2"),
     ("RotaryMul", {"x": tensor((2, 5, 4, 64), "DT_INT32")}, {}, None, "RTM.1"),
     ("RotaryMul", {"r2": tensor((2, 5, 1, 64), FLOAT)}, {}, None, "RTM.1"),
     ("RotaryMul", {"x": tensor((5, 4, 64))}, {}, None, "RTM.2"),
@@ -117,7 +129,12 @@ def test_a_weight_of_float32_beside_16_bits() -> None:
 
 
 def test_releases() -> None:
-    for op, first in (("GemmaRmsNorm", "8.5.0"), ("LayerNormV3", "9.2.0"), ("RotaryMul", "8.5.0")):
+    for op, first in (
+        ("GemmaRmsNorm", "8.5.0"),
+        ("LayerNormV3", "9.2.0"),
+        ("RotaryMul", "8.5.0"),
+        ("InterleaveRope", "8.5.0"),
+    ):
         assert get(op, first) == get(op)
         with pytest.raises(UnknownVariant):
             get(op, "8.0")
@@ -139,6 +156,10 @@ def test_orders_of_batch_tokens_and_heads(table: tuple[int, ...]) -> None:
     assert not verify(node("RotaryMul", {name: tensor(table) for name in ("r1", "r2")}), "A2")
 
 
+def test_one_angle_for_all_tokens() -> None:
+    assert not verify(node("InterleaveRope", {name: tensor((2, 1, 1, 64)) for name in ("cos", "sin")}), "A2")
+
+
 def test_shapes_of_results() -> None:
     x = tensor((2, "s", 4, 8), BF16)
     rows = tensor((2, "s", 1, 1), FLOAT)
@@ -149,3 +170,4 @@ def test_shapes_of_results() -> None:
         assert found == {"y": x, "mean": rows, "rstd": rows}
     assert infer("LayerNormV3", {"x": tensor(None, BF16), **weights}, {})["mean"] == tensor(None, FLOAT)
     assert infer("RotaryMul", dict.fromkeys(("x", "r1", "r2"), x), {}) == {"y": x}
+    assert infer("InterleaveRope", dict.fromkeys(("x", "cos", "sin"), x), {}) == {"y": x}

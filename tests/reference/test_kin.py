@@ -73,6 +73,16 @@ def test_halves_are_rotated(seed: int) -> None:
     np.testing.assert_allclose(found, complex_pairs(x[..., :32], x[..., 32:], cos, sin), rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_neighbours_are_rotated_and_sorted(seed: int) -> None:
+    inputs, attrs = BASES["InterleaveRope"][0](np.random.default_rng(seed))
+    found = reference.run("InterleaveRope", inputs, attrs, dtype="float64")["y"]
+    x = inputs["x"].astype(np.float64)
+    cos, sin = (np.broadcast_to(inputs[name].astype(np.float64), x.shape) for name in ("cos", "sin"))
+    pairs = x.reshape(*x.shape[:-1], 32, 2)
+    np.testing.assert_allclose(found, complex_pairs(pairs[..., 0], pairs[..., 1], cos, sin), rtol=1e-12, atol=1e-12)
+
+
 def complex_pairs(real: np.ndarray, imaginary: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """The pairs as complex numbers, multiplied by the numbers of the first half, and by those of the second."""
     pairs, turns = real + 1j * imaginary, cos + 1j * sin

@@ -305,7 +305,7 @@ def _normalised_axes(call: OpFacts) -> None:
     _weights(call)
 
 
-@_refuses("RotaryPositionEmbedding", "RotaryMul")
+@_refuses("RotaryPositionEmbedding", "RotaryMul", "InterleaveRope")
 def _tables(call: OpFacts) -> None:
     first, second = ("r1", "r2") if call.op.type == "RotaryMul" else ("cos", "sin")
     x, cos, sin = (call.x(name).shape for name in ("x", first, second))

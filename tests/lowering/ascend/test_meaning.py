@@ -33,6 +33,8 @@ def clipped(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return (gate / (1 + np.exp(-1.702 * gate)) * (np.clip(up, -7, 7) + 1)).astype(np.float32)
 
 
+HEADS = np.arange(2 * 3 * 64, dtype=np.float16).reshape(2, 1, 3, 64)
+PLACES = [*range(0, 64, 2), *range(1, 64, 2)]
 ONE_HOT = np.array([[0, 1, 0]], np.float32)
 
 ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
@@ -84,6 +86,12 @@ ROWS: list[tuple[str, dict[str, np.ndarray], dict[str, Any], np.ndarray]] = [
         {"x": X, "cos": np.full((1, 3, 4), 2, np.float32), "sin": np.full((1, 3, 4), 3, np.float32)},
         {},
         2 * X + 3 * np.concatenate([-X[..., 2:], X[..., :2]], axis=-1),
+    ),
+    (
+        "InterleaveRope",
+        {"x": HEADS, "cos": np.full((2, 1, 1, 64), 2, np.float16), "sin": np.full((2, 1, 1, 64), 3, np.float16)},
+        {},
+        2 * HEADS[..., PLACES] + 3 * np.concatenate([-HEADS[..., 1::2], HEADS[..., ::2]], axis=-1),
     ),
     (
         "RotaryMul",

@@ -185,6 +185,18 @@ def _rotary_mul(call: GeCall) -> str:
     return _rotated(call, call.x("x"), "r1", "r2")
 
 
+@handles("InterleaveRope")
+def _interleave_rope(call: GeCall) -> str:
+    """The same in float32, of the elements of even and of odd places of x as its halves."""
+    x, end, last, two = call.x("x"), call.ints([np.iinfo(np.int64).max]), call.ints([-1]), call.ints([2])
+    parts = (call.node("Slice", x, call.ints([first]), end, last, two) for first in (0, 1))
+    even, odd = (call.cast(part, "DT_FLOAT") for part in parts)
+    cos, sin = (call.cast(call.x(name), "DT_FLOAT") for name in ("cos", "sin"))
+    kept = call.node("Mul", call.node("Concat", even, odd, axis=-1), cos)
+    turned = call.node("Mul", call.node("Concat", call.node("Neg", odd), even, axis=-1), sin)
+    return call.cast(call.node("Add", kept, turned), call.desc("x").dtype)
+
+
 def _rotated(call: GeCall, x: str, cos: str, sin: str) -> str:
     """x cos + r(x) sin, where cos and sin are inputs of these names."""
     first, second = call.nodes("Split", x, count=2, axis=-1, num_outputs=2)
