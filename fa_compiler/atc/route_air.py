@@ -40,7 +40,7 @@ def build(job: Job) -> RouteResult:
         "layer": layer_of(_steps(graph), job),
         "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
     }
-    return RouteResult(FILE, 1, inputs_of(graph), _fused(graph), details, notes, _constants(graph))
+    return RouteResult(FILE, 1, inputs_of(graph), _fused(graph, job.request.cann), details, notes, _constants(graph))
 
 
 def convert(
@@ -120,6 +120,17 @@ def _constants(graph: Model) -> dict[str, dict[str, Weight]]:
     return values
 
 
-def _fused(graph: Model) -> list[Op]:
-    fused = set(names())
+def _fused(graph: Model, cann: str | None) -> list[Op]:
+    """The operators of the registry that a CANN version has."""
+    types = {op.type for part in graph.graphs for op in part.ops}.intersection(names())
+    fused = {name for name in types if _has(cann, name)}
     return [op for part in graph.graphs for op in part.ops if op.type in fused]
+
+
+def _has(cann: str | None, op_type: str) -> bool:
+    """Does the registry know an operator in a CANN version?"""
+    try:
+        get(op_type, cann)
+    except UnknownVariant:
+        return False
+    return True

@@ -55,6 +55,10 @@ SUMS = frozenset(
 MOST_ITERATIONS = 64
 MOST_STEPS = 10_000
 """So many nodes are evaluated at one point, those of a loop once for each iteration. Real models have up to 3,000."""
+LARGEST = 1 << 26
+"""No tensor has more elements, 512 MiB, whatever sizes a graph declares: a damaged one may declare any."""
+SIZED = ("ConstantOfShape", "Expand", "EyeLike", "OneHot", "Pad", "Range", "Resize", "Tile")
+"""The operators that are told a size. No other one gives more elements than all pairs of those of its operands."""
 MOST_SCALARS = 64
 Sequenced: TypeAlias = "Tensor | list[Tensor]"
 """A tensor, or a sequence of them."""
@@ -118,7 +122,9 @@ class Evaluation:
             self._meet(tensor)
             return tensor
         shape = self.shape(value)
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
+        if count > LARGEST:
+            raise TooLongError("a tensor of too many elements")
         places = np.arange(count, dtype=np.int64)
         self.leaves += 1
         seed = self.seed + (self.leaves << 32)  # unlike that of every other tensor
@@ -167,6 +173,7 @@ class Evaluation:
         operands = self._operands(node)
         if self.meetings is not None:
             self.meetings.add(node, operands)
+        self._expect_small(node, operands)
         dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
         with_sums = not self.exponents.isdisjoint(node.outputs)
         try:
@@ -186,6 +193,17 @@ class Evaluation:
         if first is not None and first not in self.known:
             return [Tensor(self.shape(first))]
         return [None if value is None else self.tensor(value) for value in node.inputs]
+
+    def _expect_small(self, node: ir.Node, operands: Iterable[Tensor | None]) -> None:
+        """Raises TooLongError where a result is known to have too many elements."""
+        pairs = math.prod(max(1, math.prod(each.shape)) for each in operands if each is not None)
+        if node.op_type not in SIZED and pairs <= LARGEST:
+            return
+        for output in node.outputs:
+            sizes = [dim.evaluate(self.sizes) for dim in self.info.shape(output) or ()]
+            known = [size for size in sizes if size is not None]
+            if len(known) == len(sizes) and math.prod(known) > LARGEST:
+                raise TooLongError("a tensor of too many elements")
 
     def _meet(self, tensor: Tensor) -> None:
         if self.most and math.prod(tensor.shape) > self.most:

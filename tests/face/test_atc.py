@@ -351,6 +351,17 @@ def test_routes() -> None:
     assert sizes.parse_shapes("a:0:1,2~3;s:") == {"a:0": (1, (2, 3)), "s": ()}
 
 
+@pytest.mark.parametrize(("cann", "written"), [("8.0.0", []), (None, ["LayerNormV3_0.json"])])
+def test_single_ops_are_those_of_the_version(cann: str | None, written: list[str], tmp_path: Path) -> None:
+    """A LayerNormalization whose mean is read is LayerNormV3, which the registry knows from a later version on."""
+    given = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["" : 17]> g (float[4,64] x, float[64] w) => (float[4,64] y, float[4,1] m) '
+        "{ y, m = LayerNormalization(x, w, w) }"
+    )
+    fa_compiler.compile_for_atc(given, tmp_path / "out", "Ascend910B2", single_op=True, cann=cann)
+    assert [path.name for path in sorted((tmp_path / "out" / "single_op").glob("*"))] == written
+
+
 def test_values_that_are_read_on_the_host_are_in_the_single_op(tmp_path: Path) -> None:
     lengths = np.array([128, 256])
     op = Op("fas", "FlashAttentionScore", [Output(name) for name in "qkv"] + [None] * 5 + [Output("l"), Output("l")])

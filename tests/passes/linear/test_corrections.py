@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import fa_compiler
 from tests.linear_composer import LAYOUTS, LOW_RANK, TOKEN_FORMS, Change, Model, Recipe, feeds
 from tests.pairs import pairwise
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
@@ -195,3 +196,14 @@ def test_a_decay_that_may_be_negative_has_no_logarithm(rule: str) -> None:
 def test_the_last_token_of_an_unrolled_loop_without_its_decay() -> None:
     _, report = fused(Model(Recipe("unrolled", "dplr", change=Change(late="decay"), **SMALL)).proto())
     assert not report.count("fused")
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_sizes_that_no_machine_has_are_left(place: int) -> None:
+    """A damaged file may declare any: no such tensor is made."""
+    model = Model(Recipe("scan", "gated", tokens=7)).proto()
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        if len(dims) > place:
+            dims[place].dim_value = 1 << 40
+    assert not fa_compiler.inspect(model).count("fused")
