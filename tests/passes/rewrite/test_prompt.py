@@ -50,7 +50,7 @@ CHOSEN = f"{LOW} masked = Where(m, low, scaled)"
 
 def fused(proto: onnx.ModelProto, *assume: str, product: str = "310P") -> tuple[onnx.ModelProto, Report]:
     intermediate = ir.from_proto(proto)
-    report = fuse(intermediate, Options("ascend", product, None, frozenset(assume), True))
+    report = fuse(intermediate, Options("ascend", product, None, frozenset(assume)))
     return ir.to_proto(intermediate), report
 
 
