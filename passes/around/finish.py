@@ -20,6 +20,7 @@ from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Around
 from fa_compiler.passes.around.equal import equal_nodes
 from fa_compiler.passes.around.heads import Heads, head_parts
+from fa_compiler.passes.around.lines import declined
 from fa_compiler.passes.around.pairs import Pair, pairs
 from fa_compiler.passes.around.products import Group, groups
 from fa_compiler.passes.around.views import chains
@@ -87,17 +88,18 @@ class _Finisher:
 
     def with_pairs(self, lines: Sequence[Around]) -> list[Around]:
         """The lines, in which one stands for the two rotations of a pair."""
-        by_node = {line.node: line for line in lines if line.status == "fused"}
+        places = {line.node: place for place, line in enumerate(lines) if line.status == "fused"}
+        found: list[Around | None] = [*lines]
         for pair in pairs(self.builder.graph, self.facts.info, self.facts.options):
-            query, key = by_node.get(pair.query.name), by_node.get(pair.key.name)
-            node = None if query is None or key is None else self._together(pair)
-            if query is None or key is None or node is None:
+            known = sorted(places[node.name] for node in (pair.query, pair.key) if node.name in places)
+            node = self._together(pair) if len(known) == 2 else None
+            if node is None:
                 continue
-            first, second = (line for line in lines if line in (query, key))
+            first, second = (lines[place] for place in known)
             both = replace(first, op=TOGETHER, node=node.name, replaced=first.replaced + second.replaced)
             both = replace(both, added=first.added + second.added - 1, rounded=first.rounded or second.rounded)
-            lines = [both if line is first else line for line in lines if line is not second]
-        return list(lines)
+            found[known[0]], found[known[1]] = both, None
+        return [line for line in found if line is not None]
 
     def _together(self, pair: Pair) -> ir.Node | None:
         """The operator in the place of two rotations; None where the product does not take it."""
@@ -127,11 +129,13 @@ class _Finisher:
         """Join the products of one operand. Returns a line for each group."""
         found = list(groups(self.builder.graph, self.facts.info, self.facts.options))
         weights: dict[tuple[ir.Value, ...], ir.Value] = {}
-        return [_declined(each) if isinstance(each, Decline) else self._joined(each, weights) for each in found]
+        return [
+            declined(each.culprit, each) if isinstance(each, Decline) else self._joined(each, weights) for each in found
+        ]
 
     def _joined(self, group: Group, weights: dict[tuple[ir.Value, ...], ir.Value]) -> Around:
         """One product in the place of a group. `weights` are those that are joined already."""
-        node, place = group.parts[0].node, len(self.builder.graph)
+        node, mark = group.parts[0].node, self.builder.mark
         if group.weights not in weights:
             weights[group.weights] = self._weight(group)
         whole = self._product(group, weights[group.weights])
@@ -142,7 +146,7 @@ class _Finisher:
             replaced = [each.node for each in group.heads]
             self._divide(group, whole)
         nodes = [*replaced, *(one for part in group.parts for one in part.nodes[::-1])]
-        made = list(self.builder.graph)[place:]
+        made = self.builder.nodes_since(mark)
         swept = sweep(self.builder.graph, nodes)
         name = label(whole.producer())
         return Around(label(node) or "", "fused", node.op_type, name, len(swept.nodes), len(made))
@@ -198,8 +202,3 @@ class _Finisher:
         for found in head_parts(self.builder.graph, self.facts.info):
             self._split_heads(found.whole, found.axis, found.parts)
             sweep(self.builder.graph, [each.node for each in found.parts])
-
-
-def _declined(decline: Decline) -> Around:
-    line = Around(label(decline.culprit) or "", "declined", code=decline.code, reason=str(decline))
-    return replace(line, culprit=label(decline.culprit), hint=decline.hint)

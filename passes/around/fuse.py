@@ -37,6 +37,7 @@ from fa_compiler.passes.around.records import (
 )
 from fa_compiler.passes.around.rotary_ops import RotaryOp
 from fa_compiler.passes.around.standard import StandardFuser
+from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
@@ -151,10 +152,11 @@ class _Fuser:
     def _rotary(self, found: Rotary) -> Around:
         """The operator between tokens in front of heads, whatever the model has."""
         self._check_opset(found.x, found.anchor, casts=False)
-        x, cos, sin, more = found.x, found.cos, found.sin, 0
+        given, more = found.x, 0
         if found.is_complex:
-            cos, sin = (self.builder.units("Squeeze", table, [4]) for table in (cos, sin))
-            x, more = self._whole(x)
+            found = without_pair_axis(found, self.builder)
+            more = int(found.x is not given)
+        x, cos, sin = found.x, found.cos, found.sin
         if found.heads_first:
             cos, sin = self._swapped(cos), self._swapped(sin)
             more += 1 if found.read_behind is not None else 2
@@ -162,7 +164,8 @@ class _Fuser:
         if found.is_half_table:
             cos, sin = self._doubled(cos, found.mode), self._doubled(sin, found.mode)
         if found.moves_pairs:
-            x, more = self._halved(x), more + 3
+            size = (self.facts.info.shape(x) or ())[-1].const or 0
+            x, more = pairs_as_halves(x, size, self.builder), more + 3
         node = self._turning(found.anchor, x, (cos, sin), found.mode)
         dtype, (before, after) = self.facts.info.dtype(x), found.others
 
@@ -222,23 +225,6 @@ class _Fuser:
             return self.builder.joined([table, table], dtype, -1)
         places = self.builder.ints(np.repeat(np.arange(size or 0), 2).tolist())
         return self.builder.op("Gather", [table, places], dtype, {"axis": -1})
-
-    def _halved(self, x: ir.Value) -> ir.Value:
-        """A tensor of four axes whose elements of even places along the last one stand in front of the odd ones."""
-        info, op = self.facts.info, self.builder.op
-        size, dtype = (info.shape(x) or ())[-1].const, info.dtype(x)
-        pairs = op("Reshape", [x, self.builder.ints([0, 0, 0, (size or 0) // 2, 2])], dtype)
-        moved = op("Transpose", [pairs], dtype, {"perm": (0, 1, 2, 4, 3)})
-        return op("Reshape", [moved, self.builder.ints([0, 0, 0, size or 0])], dtype)
-
-    def _whole(self, x: ir.Value) -> tuple[ir.Value, int]:
-        """A tensor of heads whose pairs are no axis of their own, and how many nodes this takes."""
-        info = self.facts.info
-        shape = info.shape(x) or ()
-        if len(shape) != 5:
-            return x, 0
-        places = self.builder.ints([0, 0, 0, 2 * (shape[3].const or 0)])
-        return self.builder.op("Reshape", [x, places], info.dtype(x)), 1
 
     def _swapped(self, value: ir.Value) -> ir.Value:
         """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""

@@ -32,7 +32,7 @@ def first_built(
     return None if refusal is None else declined(node, refusal)
 
 
-def declined(node: ir.Node, decline: Decline) -> Around:
-    """The line of a norm, an activation or a rotation that stays as it is."""
+def declined(node: ir.Node | None, decline: Decline) -> Around:
+    """The line of what stays as it is: a norm, an activation, a rotation, products of one operand."""
     line = Around(label(node) or "", "declined", code=decline.code, reason=decline.reason)
     return replace(line, culprit=label(decline.culprit), hint=decline.hint)

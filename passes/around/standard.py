@@ -17,7 +17,7 @@ that the model has ready made stay as they are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import onnx_ir as ir
@@ -48,6 +48,7 @@ from fa_compiler.passes.around.records import (
     known_shape,
 )
 from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equal_neighbours, is_bounded
+from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import AttrValue, Builder
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, operand_at
 from fa_compiler.passes.ir.surgery import replace_value, sweep
@@ -167,7 +168,7 @@ class StandardFuser:
         if dtype in SIXTEEN_BITS and not (is_bounded(found.cos, info) and is_bounded(found.sin, info)):
             raise Decline(Code.DTYPE, "it is not proven that products with the tables do not overflow", anchor, "")
         if found.is_complex:
-            found = self._without_pairs(found)
+            found = without_pair_axis(found, self.builder)
         if found.heads_first and found.read_behind is None:
             rows, behind, heads = self._heads(found), None, 0
         else:
@@ -182,14 +183,6 @@ class StandardFuser:
         whole = self.builder.joined([*before, result if behind is None else behind(result), *after], dtype, 3)
         results = {found.result: whole}
         return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, results)
-
-    def _without_pairs(self, found: Rotary) -> Rotary:
-        """A rotation of complex numbers as one of heads whose pairs are neighbours."""
-        x, size = found.x, (self.facts.info.shape(found.result) or ())[-1].const or 0
-        if len(known_shape(x, self.facts.info, found.anchor)) == 5:
-            x = self._reshaped(x, [0, 0, 0, size])
-        cos, sin = (self.builder.units("Squeeze", table, [4]) for table in (found.cos, found.sin))
-        return replace(found, x=x, cos=cos, sin=sin)
 
     def _rows(self, found: Rotary) -> tuple[ir.Value, int]:
         """What is rotated as rows with all heads, and their number. Raises Decline."""
@@ -211,9 +204,7 @@ class StandardFuser:
         size = known_shape(found.x, self.facts.info, found.anchor)[3].const
         if size is None:
             raise Decline(Code.SHAPE, "the size of a head is not known", found.anchor, "")
-        pairs = self._reshaped(found.x, [0, 0, 0, size // 2, 2])
-        moved = self.builder.op("Transpose", [pairs], self._dtype(found.x), {"perm": (0, 1, 2, 4, 3)})
-        return self._reshaped(moved, [0, 0, 0, size])
+        return pairs_as_halves(found.x, size, self.builder)
 
     def _flat_source(self, x: ir.Value) -> ir.Value | None:
         """The rows that a Reshape cuts into heads, where that makes x."""
