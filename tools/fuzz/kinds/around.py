@@ -2,8 +2,8 @@
 computes what the original computes, by the bodies of the operators in ONNX Runtime.
 
 The tolerance. Of each row of an output the numbers agree within `BASE` of its largest one, by the narrowest type that
-the output is computed with, and beyond that within `FACTOR` times what a change of the inputs, and of the model's
-numbers, by half of their last bit does to the original. NaN and infinities stand at the same places. What excuses a
+the output is computed with. Beyond that they may differ by `FACTOR` times what half of a last bit does to the original,
+in its inputs and in the model's numbers. NaN and infinities stand at the same places. What excuses a
 difference:
 1. Roundings. Where both models in float64 give the same, finite numbers may differ: a mean is large, or numbers cancel.
 2. In 16 bits the result may be what the original gives in float32, because the operator rounds less. There what the
