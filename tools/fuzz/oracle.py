@@ -69,6 +69,7 @@ LEVELS_OF = 6
 REFUSALS = (
     "has shape",
     "shall have same",
+    "should be same as total_sequence_length",
     "cannot be reshaped",
     "cumulative lengths",
     "MatMul dimension mismatch",
