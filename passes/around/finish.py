@@ -80,9 +80,9 @@ class _Finisher:
     def shorten_chains(self) -> None:
         """Put one Reshape in the place of several views, and of a Transpose that moves nothing."""
         for chain in chains(self.builder.graph, self.facts.info):
-            new, dtype = chain.source, self.facts.info.dtype(chain.source)
+            new = chain.source
             if chain.target is not None:
-                new = self.builder.op("Reshape", [new, self.builder.ints(chain.target)], dtype, stays=True)
+                new = self.builder.op("Reshape", [new, self.builder.ints(chain.target)], stays=True)
             replace_value(chain.nodes[0].outputs[0], new, rename=False)
             sweep(self.builder.graph, list(chain.nodes[:1]))
 
@@ -163,12 +163,12 @@ class _Finisher:
     def _product(self, group: Group, weight: ir.Value) -> ir.Value:
         """The product of the operand and the joined weight, with the joined bias."""
         first = group.parts[0]
-        dtype, bias, x = self.facts.info.dtype(first.result), self._bias(group), operand_at(first.node, 0)
+        bias, x = self._bias(group), operand_at(first.node, 0)
         if is_op(first.node, "Gemm"):
             inputs = [x, weight] if bias is None else [x, weight, bias]
-            return self.builder.op("Gemm", inputs, dtype, {"transB": int(group.is_transposed)})
-        whole = self.builder.op("MatMul", [x, weight], dtype)
-        return whole if bias is None else self.builder.op("Add", [whole, bias], dtype)
+            return self.builder.op("Gemm", inputs, {"transB": int(group.is_transposed)})
+        whole = self.builder.matmul(x, weight)
+        return whole if bias is None else self.builder.add(whole, bias)
 
     def _bias(self, group: Group) -> ir.Value | None:
         """The joined bias: -0 where a part has none, which changes nothing that it is added to."""
@@ -193,7 +193,7 @@ class _Finisher:
         """Let the readers of heads read them from a Split of a tensor whose last axis is cut into heads."""
         counts = [each.count for each in heads]
         shape = self.builder.ints([0] * last + [sum(counts), heads[0].size])
-        cut = self.builder.op("Reshape", [whole, shape], self.facts.info.dtype(whole), stays=True)
+        cut = self.builder.op("Reshape", [whole, shape], stays=True)
         for each, new in zip(heads, self.builder.split(cut, last, counts), strict=True):
             replace_value(each.node.outputs[0], new, rename=False)
 

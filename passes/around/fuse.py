@@ -131,7 +131,7 @@ class _Fuser:
     def _summed_norm(self, found: SummedNorm) -> Around:
         norm, (one, other), more = found.norm, found.operands, 0
         if found.bias is not None:
-            one, more = self.builder.op("Add", [one, found.bias], self.facts.info.dtype(one)), 1
+            one, more = self.builder.add(one, found.bias), 1
         inputs = {"x1": one, "x2": other, **self._weights(norm, one)}
         if norm.centred:
             node = self._node("AddLayerNorm", inputs, norm, {"additional_output": found.is_total_read})
@@ -145,7 +145,7 @@ class _Fuser:
         self._check_opset(whole, found.anchor)
         if others:
             rank = len(known_shape(whole, self.facts.info, found.anchor))
-            whole, more = self.builder.joined(found.operands, self.facts.info.dtype(whole), rank - 1), 1
+            whole, more = self.builder.concat(found.operands, rank - 1), 1
         node = registry_node(self._spec(found.op_type, found.anchor), {"x": whole}, found.attrs, self.builder)
         return self._put(node, found.anchor, found.nodes, found.rounded, {0: found.result}, more)
 
@@ -171,7 +171,7 @@ class _Fuser:
 
         def behind(result: ir.Value) -> ir.Value:
             whole = self._swapped(result) if found.heads_first else result
-            return self.builder.joined([*before, whole, *after], dtype, 3)
+            return self.builder.concat([*before, whole, *after], 3)
 
         more += int(bool(before or after))
         return self._put(node, found.anchor, found.nodes, dtype in SIXTEEN_BITS, {0: found.result}, more, behind)
@@ -189,17 +189,17 @@ class _Fuser:
         if found.heads_first:
             x = self._swapped(x)
         elif found.is_flat:
-            x = builder.op("Reshape", [x, builder.ints([0, 0, found.heads, found.size])], dtype)
+            x = builder.reshape(x, [0, 0, found.heads, found.size])
         rest = None
         if found.part < found.size:
             x, rest = (self._cut(x, *bounds) for bounds in ((0, found.part), (found.part, found.size)))
         node = self._turning(found.node, x, (cos, sin), found.mode)
 
         def back(result: ir.Value) -> ir.Value:
-            whole = result if rest is None else builder.joined([result, rest], dtype, 3)
+            whole = result if rest is None else builder.concat([result, rest], 3)
             if found.heads_first:
                 return self._swapped(whole)
-            return builder.op("Reshape", [whole, builder.ints([0, 0, found.heads * found.size])], dtype)
+            return builder.reshape(whole, [0, 0, found.heads * found.size])
 
         more = 1 + int(found.heads_first or found.is_flat) + (0 if rest is None else 3)
         result = {0: found.node.outputs[0]}
@@ -208,30 +208,28 @@ class _Fuser:
     def _rows_of(self, table: ir.Value, found: RotaryOp) -> ir.Value:
         """A table with a row for each token, one number for each element, and an axis for the heads."""
         if found.positions is not None:
-            dtype = self.facts.info.dtype(table)
-            table = self.builder.op("Gather", [table, found.positions], dtype, {"axis": 0})
-        return self.builder.units("Unsqueeze", self._doubled(table, found.mode), [2])
+            table = self.builder.gather(table, found.positions, 0)
+        return self.builder.unsqueeze(self._doubled(table, found.mode), [2])
 
     def _cut(self, x: ir.Value, start: int, end: int) -> ir.Value:
         """A part of a tensor of four axes along the last one."""
-        bounds = [self.builder.ints([number]) for number in (start, end, 3)]
-        return self.builder.op("Slice", [x, *bounds], self.facts.info.dtype(x))
+        return self.builder.slice(x, [start], [end], [3])
 
     def _doubled(self, table: ir.Value, mode: int) -> ir.Value:
         """A table that holds one number for each pair as one for each element."""
         info = self.facts.info
-        size, dtype = (info.shape(table) or ())[-1].const, info.dtype(table)
+        size = (info.shape(table) or ())[-1].const
         if mode != INTERLEAVE:
-            return self.builder.joined([table, table], dtype, -1)
+            return self.builder.concat([table, table], -1)
         places = self.builder.ints(np.repeat(np.arange(size or 0), 2).tolist())
-        return self.builder.op("Gather", [table, places], dtype, {"axis": -1})
+        return self.builder.gather(table, places, -1)
 
     def _swapped(self, value: ir.Value) -> ir.Value:
         """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""
         info, node = self.facts.info, value.producer()
         if is_op(node, "Unsqueeze") and len(info.shape(node.inputs[0]) or ()) == 3 and places_of(node, 4) == [1]:
-            return self.builder.units("Unsqueeze", operand_at(node, 0), [2])
-        return self.builder.op("Transpose", [value], info.dtype(value), {"perm": rotary.SWAP})
+            return self.builder.unsqueeze(operand_at(node, 0), [2])
+        return self.builder.transpose(value, rotary.SWAP)
 
     def _node(
         self, op_type: str, inputs: Mapping[str, ir.Value], norm: Norm, attrs: Mapping[str, bool] | None = None

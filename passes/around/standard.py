@@ -49,7 +49,8 @@ from fa_compiler.passes.around.records import (
 )
 from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equal_neighbours, is_bounded
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
-from fa_compiler.passes.emit.build import AttrValue, Builder
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, operand_at
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
@@ -124,13 +125,13 @@ class StandardFuser:
         if isinstance(found, Norm):
             self._expect(operator, dtype, norm.anchor)
             attrs: dict[str, AttrValue] = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
-            result = self.builder.op(operator, [x, gamma], dtype, attrs)
+            result = self.builder.op(operator, [x, gamma], attrs, dtype=dtype)
             return self._put(result, norm.anchor, found.nodes, norm.rounded, {found.result: result})
         self._expect(SKIP_SIMPLIFIED, dtype, norm.anchor)
         if len(known_shape(x, self.facts.info, norm.anchor)) != 3:
             raise Decline(Code.RANK, f"{x.name!r} has not the three axes that {SKIP_SIMPLIFIED} takes", norm.anchor, "")
         inputs, attrs = [*found.operands, gamma], {"epsilon": norm.epsilon}
-        result = self.builder.op(SKIP_SIMPLIFIED, inputs, dtype, attrs, outputs=4, domain=CONTRIB)
+        result = self.builder.op(SKIP_SIMPLIFIED, inputs, attrs, dtype=dtype, outputs=4, domain=CONTRIB)
         maker = result.producer()
         assert maker is not None
         results = {norm.result: result, found.total: maker.outputs[3]}
@@ -154,7 +155,7 @@ class StandardFuser:
         (x,), operator = found.operands, GELU if found.attrs["approximate"] == "none" else FAST_GELU
         dtype = self._dtype(x)
         self._expect(operator, dtype, found.anchor)
-        result = self.builder.op(operator, [x], dtype, domain=CONTRIB)
+        result = self.builder.op(operator, [x], dtype=dtype, domain=CONTRIB)
         return self._put(result, found.anchor, found.nodes, found.rounded, {found.result: result})
 
     # Rotary positions.
@@ -178,9 +179,9 @@ class StandardFuser:
         if heads:
             attrs["num_heads"] = heads
         domain = "" if self.facts.options.target == "onnx" else CONTRIB
-        result = self.builder.op(ROTARY, inputs, dtype, attrs, domain=domain)
+        result = self.builder.op(ROTARY, inputs, attrs, dtype=dtype, domain=domain)
         before, after = found.others
-        whole = self.builder.joined([*before, result if behind is None else behind(result), *after], dtype, 3)
+        whole = self.builder.concat([*before, result if behind is None else behind(result), *after], 3)
         results = {found.result: whole}
         return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, results)
 
@@ -193,7 +194,7 @@ class StandardFuser:
         rows = self._flat_source(x)
         if found.moves_pairs:
             pairs = self._reshaped(rows or x, [0, 0, heads, size // 2, 2])
-            x, rows = self.builder.op("Transpose", [pairs], self._dtype(x), {"perm": (0, 1, 2, 4, 3)}), None
+            x, rows = self.builder.transpose(pairs, (0, 1, 2, 4, 3)), None
         return rows or self._reshaped(x, [0, 0, heads * size]), heads
 
     def _heads(self, found: Rotary) -> ir.Value:
@@ -222,7 +223,7 @@ class StandardFuser:
             whole = self._reshaped(result, [0, 0, heads, size])
             if not found.heads_first:
                 return whole
-            return self.builder.op("Transpose", [whole], self._dtype(found.x), {"perm": rotary.SWAP})
+            return self.builder.transpose(whole, rotary.SWAP)
 
         return cut
 
@@ -233,18 +234,18 @@ class StandardFuser:
         batch = known_shape(found.x, self.facts.info, found.anchor)[0]
         cos, sin = (self._half(table, found) for table in (found.cos, found.sin))
         if self.facts.options.target == "onnx" and shape[0] == batch:
-            return [x, *(self.builder.units("Squeeze", table, [3 - tokens]) for table in (cos, sin))]
+            return [x, *(self.builder.squeeze(table, [3 - tokens]) for table in (cos, sin))]
         rows = [self._reshaped(table, [-1, self._width(table)]) for table in (cos, sin)]
         count = self.builder.dimension(found.cos, tokens)
         if self.facts.options.target == "onnx":
-            sizes = self.builder.joined([self.builder.dimension(found.x, 0), count], INT64, 0)
-            return [x, *rows, self.builder.op("Expand", [self.builder.range(count), sizes], INT64)]
+            sizes = self.builder.concat([self.builder.dimension(found.x, 0), count], 0)
+            return [x, *rows, self.builder.expand(self.builder.range(count), sizes)]
         if shape[0] == Dim(1):
             return [x, self.builder.ints([0]), *rows]
         entries = self.builder.dimension(found.cos, 0)
-        every = self.builder.range(self.builder.op("Mul", [entries, count], INT64))
-        sizes = self.builder.joined([entries, count], INT64, 0)
-        return [x, self.builder.op("Reshape", [every, sizes], INT64), *rows]
+        every = self.builder.range(self.builder.mul(entries, count))
+        sizes = self.builder.concat([entries, count], 0)
+        return [x, self.builder.reshape(every, sizes), *rows]
 
     def _half(self, table: ir.Value, found: Rotary) -> ir.Value:
         """A table with one number for each pair. Raises Decline where it is not proven that the others are the same."""
@@ -255,7 +256,7 @@ class StandardFuser:
         if not width or not proof(table, self.facts.info):
             raise Decline(Code.SHAPE, "it is not proven that both numbers of a pair have one angle", found.anchor, "")
         bounds = (0, width // 2, 3, 1) if is_half else (0, width, 3, 2)
-        return self.builder.op("Slice", [table, *(self.builder.ints([bound]) for bound in bounds)], self._dtype(table))
+        return self.builder.slice(table, *([bound] for bound in bounds))
 
     # What both need.
 
@@ -268,7 +269,7 @@ class StandardFuser:
         return (self.facts.info.shape(table) or ())[-1].const or 0
 
     def _reshaped(self, value: ir.Value, sizes: list[int]) -> ir.Value:
-        return self.builder.op("Reshape", [value, self.builder.ints(sizes)], self._dtype(value))
+        return self.builder.reshape(value, sizes)
 
     def _put(
         self,

@@ -8,7 +8,6 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef
-from fa_compiler.passes.emit.build import INT64
 from fa_compiler.passes.emit.scatter_row_indices import scatter_row_indices
 
 
@@ -26,9 +25,9 @@ class CacheRows:
         `before` is int64 [B] or [1], and `rows` is S, int64 [1].
         """
         builder = self.call.builder
-        offsets = builder.units("Unsqueeze", builder.range(rows), (0, 1, 3))
-        places = builder.op("Add", [builder.units("Unsqueeze", before, (1, 2, 3)), offsets], INT64)
-        return builder.op("ScatterND", [cache, self.index(places, rows), new], self.call.info.dtype(new))
+        offsets = builder.unsqueeze(builder.range(rows), (0, 1, 3))
+        places = builder.add(builder.unsqueeze(before, (1, 2, 3)), offsets)
+        return builder.scatter_nd(cache, self.index(places, rows), new)
 
     def index(self, places: ir.Value, count: ir.Value) -> ir.Value:
         """Batch entry, head and position of every row, int64 [B, K, count, 3]; `places` are [B or 1, 1, count, 1]."""

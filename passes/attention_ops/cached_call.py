@@ -140,7 +140,7 @@ class CachedCall(DirectConversion):
 
     def split_heads(self, part: ir.Value, heads: int) -> ir.Value:
         """Query, key or value as [T, heads, size]."""
-        return self.builder.op("Reshape", [part, self.builder.ints([-1, heads, self.sizes.size])], self.kind)
+        return self.builder.reshape(part, [-1, heads, self.sizes.size])
 
     def placed(self, part: ir.Value, letter: str, heads: int, positions: ir.Value) -> ir.Value:
         """Query or key [T, heads, size] after its norm, and its rotation by the positions of the tokens, int64 [T]."""
@@ -156,9 +156,9 @@ class CachedCall(DirectConversion):
         builder, epsilon = self.builder, self.node.attributes.get("qk_norm_epsilon")  # (2)
         least = builder.constant(np.array(1e-6 if epsilon is None else epsilon.as_float(), np.float32), "epsilon")
         wide = builder.cast(part, FLOAT)
-        mean = builder.reduced("ReduceMean", builder.op("Mul", [wide, wide], FLOAT), -1)
-        root = builder.op("Sqrt", [builder.op("Add", [mean, least], FLOAT)], FLOAT)
-        scaled = builder.op("Mul", [builder.op("Div", [wide, root], FLOAT), builder.cast(weight, FLOAT)], FLOAT)
+        mean = builder.reduced("ReduceMean", builder.mul(wide, wide), -1)
+        root = builder.sqrt(builder.add(mean, least))
+        scaled = builder.mul(builder.div(wide, root), builder.cast(weight, FLOAT))
         return builder.cast(scaled, self.kind)
 
     def _rotated(self, part: ir.Value, heads: int, positions: ir.Value) -> ir.Value:
@@ -178,12 +178,12 @@ class CachedCall(DirectConversion):
         if offset + turned < size:
             attrs |= {"num_heads": heads, "rotary_embedding_dim": turned}
         # Each token is a batch entry of its own: the operator refuses more rows of one entry than its tables have.
-        rows = builder.op("Reshape", [rest, builder.ints([-1, 1, heads * (size - offset)])], self.kind)
-        inputs = [builder.cast(rows, kind), builder.units("Unsqueeze", positions, (1,))]
+        rows = builder.reshape(rest, [-1, 1, heads * (size - offset)])
+        inputs = [builder.cast(rows, kind), builder.unsqueeze(positions, (1,))]
         inputs += [builder.cast(table, kind) for table in (cos, sin)]
-        result = builder.cast(builder.op("RotaryEmbedding", inputs, kind, attrs, domain=CONTRIB), self.kind)
-        back = builder.op("Reshape", [result, builder.ints([-1, heads, size - offset])], self.kind)
-        return builder.joined([*before, back], self.kind, 2)
+        result = builder.cast(builder.op("RotaryEmbedding", inputs, attrs, dtype=kind, domain=CONTRIB), self.kind)
+        back = builder.reshape(result, [-1, heads, size - offset])
+        return builder.concat([*before, back], 2)
 
     # -- the attention ---------------------------------------------------------------------------------
 

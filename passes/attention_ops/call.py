@@ -199,7 +199,7 @@ class OpConverter:
             return value
         if heads <= 0:
             raise self.decline(Code.SHAPE, "the number of heads is not given")
-        dtype, width = self.info.dtype(value), self.dim(value, 2)
+        width = self.dim(value, 2)
         head_dim = width.exact_div(heads)
         if head_dim is None and width.is_const:
             raise self.decline(Code.SHAPE, f"the width {width} of {value.name!r} is no multiple of {heads} heads")
@@ -207,8 +207,8 @@ class OpConverter:
         size = -1
         if head_dim is not None and head_dim.const is not None:
             size = head_dim.const
-        by_row = self.builder.op("Reshape", [value, self.builder.ints([0, 0, heads, size])], dtype)
-        return self.builder.op("Transpose", [by_row], dtype, {"perm": (0, 2, 1, 3)})
+        by_row = self.builder.reshape(value, [0, 0, heads, size])
+        return self.builder.transpose(by_row, (0, 2, 1, 3))
 
     def _arranged(self, value: ir.Value, target: tuple[Dim, ...]) -> tuple[View, Arrangement]:
         """The furthest view of a value that can be arranged in dimensions of the target's sizes, and its axes there."""

@@ -220,7 +220,7 @@ class _Build:
         builder.graph.append(made)
         out, state = made.outputs
         out.dtype, state.dtype = BF16, rule.state
-        output = builder.op("Reshape", [out, self._whole()], BF16)
+        output = builder.reshape(out, self._whole())
         return Replacement(made, self._as("query", output), self._present(state), rule.assumed)
 
     def _inputs(self) -> dict[str, ir.Value]:
@@ -246,7 +246,7 @@ class _Build:
     def _packed(self, value: ir.Value, dtype: ir.DataType, *sizes: int) -> ir.Value:
         """[B,T,width] in a type as [B*T,sizes]."""
         builder = self.builder
-        return builder.op("Reshape", [builder.cast(value, dtype), builder.ints([-1, *sizes])], dtype)
+        return builder.reshape(builder.cast(value, dtype), [-1, *sizes])
 
     def _beta(self) -> ir.Value:
         """beta with one number for each head."""
@@ -254,13 +254,13 @@ class _Build:
         shape = self.facts.info.shape(beta)
         if shape is not None and shape[-1].const == heads:
             return beta
-        return self.builder.op("Expand", [beta, self.builder.ints([1, 1, heads])], self.facts.info.dtype(beta))  # (6)
+        return self.builder.expand(beta, [1, 1, heads])  # (6)
 
     def _states(self) -> ir.Value:
         """The states in front of the tokens, as the operator has them."""
         rule, builder, past = self.rule, self.builder, self.rule.call.inputs.get("past_state")
         if past is not None:
-            return builder.cast(builder.op("Transpose", [past], self.facts.info.dtype(past), TURNED), rule.state)
+            return builder.cast(builder.transpose(past, TURNED), rule.state)
         batch, sizes = rule.sizes.batch.const, rule.sizes
         shape = (1 if batch is None else batch, sizes.heads, sizes.width, sizes.size)
         if batch is not None:
@@ -268,7 +268,7 @@ class _Build:
         # ONNX Runtime expands no bfloat16.
         zeros = builder.constant(np.zeros(shape, np.float32), "state")
         every = [builder.dimension(rule.call.inputs["query"], 0), builder.ints(shape[1:])]
-        whole = builder.op("Expand", [zeros, builder.joined(every, ir.DataType.INT64, 0)], FLOAT)
+        whole = builder.expand(zeros, builder.concat(every, 0))
         return builder.cast(whole, rule.state)
 
     def _each(self, tokens: Dim) -> ir.Value:
@@ -280,7 +280,7 @@ class _Build:
             one = builder.constant(np.array([tokens.const], np.int32), "length")
         else:
             one = builder.cast(builder.dimension(query, 1), INT32)
-        return builder.op("Expand", [one, builder.dimension(query, 0)], INT32)
+        return builder.expand(one, builder.dimension(query, 0))
 
     def _places(self) -> ir.Value:
         """The block of each sequence, which has its number."""
@@ -296,7 +296,7 @@ class _Build:
         if batch is not None or tokens is not None:
             return builder.ints([-1 if size is None else size for size in (batch, tokens)] + [last])
         every = [builder.dimension(query, 0), builder.dimension(query, 1), builder.ints([last])]
-        return builder.joined(every, ir.DataType.INT64, 0)
+        return builder.concat(every, 0)
 
     def _as(self, name: str, value: ir.Value) -> ir.Value:
         """A result in the type of an input."""
@@ -308,4 +308,4 @@ class _Build:
         if not self.rule.call.has_present:
             return None
         result = self._as("past_state" if "past_state" in self.rule.call.inputs else "query", state)
-        return self.builder.op("Transpose", [result], result.dtype, TURNED)
+        return self.builder.transpose(result, TURNED)

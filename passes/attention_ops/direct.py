@@ -16,7 +16,7 @@ from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
 
 Attributes = dict[str, int | float | str]
-TURNED = {"perm": (0, 1, 3, 2)}
+TURNED = (0, 1, 3, 2)
 """A state with its last two dimensions exchanged."""
 INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
 """Those of LinearAttention."""

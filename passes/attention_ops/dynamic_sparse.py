@@ -135,42 +135,42 @@ class _Conversion(CachedCall):
     def _totals(self) -> ir.Value:
         """The number of keys of each batch entry, int64 [B]."""
         builder = self.builder
-        return builder.op("Add", [builder.cast(self.required("seqlens_k"), INT64), builder.ints([1])], INT64)
+        return builder.add(builder.cast(self.required("seqlens_k"), INT64), builder.ints([1]))
 
     @cached_property
     def _before(self) -> ir.Value:
         """The number of earlier keys of each batch entry, int64 [B]. Where it is below 0, the run ends in an error."""
-        return refused_below_zero(self.builder, self.builder.op("Sub", [self._totals, self._rows], INT64))
+        return refused_below_zero(self.builder, self.builder.sub(self._totals, self._rows))
 
     @cached_property
     def _positions(self) -> ir.Value:
         """The position of each token in its cache, int64 [B, S]."""
         builder = self.builder
-        return builder.op("Add", [builder.units("Unsqueeze", self._before, (1,)), builder.range(self._rows)], INT64)
+        return builder.add(builder.unsqueeze(self._before, (1,)), builder.range(self._rows))
 
     @property
     def _rotary_positions(self) -> ir.Value:
         return self.input("position_ids") or self._positions  # (3)
 
     def _flat(self, value: ir.Value) -> ir.Value:
-        return self.builder.op("Reshape", [value, self.builder.ints([-1])], self.dtype(value))
+        return self.builder.reshape(value, [-1])
 
     def _repeated(self, value: ir.Value) -> ir.Value:
         """One number for each batch entry as one for each of its key heads, int64 [B * K]."""
-        target = self.builder.joined([self._batch, self.builder.ints([self.sizes.kv_heads])], INT64, 0)
-        return self._flat(self.builder.op("Expand", [self.builder.units("Unsqueeze", value, (1,)), target], INT64))
+        target = self.builder.concat([self._batch, self.builder.ints([self.sizes.kv_heads])], 0)
+        return self._flat(self.builder.expand(self.builder.unsqueeze(value, (1,)), target))
 
     # -- tensors ---------------------------------------------------------------------------------------
 
     def _reshaped(self, value: ir.Value, parts: list[ir.Value | int], dtype: ir.DataType | None = None) -> ir.Value:
         sizes = [self.builder.ints([part]) if isinstance(part, int) else part for part in parts]
-        return self.builder.op("Reshape", [value, self.builder.joined(sizes, INT64, 0)], dtype or self.kind)
+        return self.builder.reshape(value, self.builder.concat(sizes, 0))
 
     def _present(self, name: str, rows: ir.Value) -> ir.Value:
         """The cache with new rows [B * S, K, D]."""
         sizes, call = self.sizes, OpConverter.of(self.node, self.facts, self.builder)  # (1)
         by_row = self._reshaped(rows, [self._batch, self._rows, sizes.kv_heads, sizes.size])
-        new = self.builder.op("Transpose", [by_row], self.kind, {"perm": (0, 2, 1, 3)})
+        new = self.builder.transpose(by_row, (0, 2, 1, 3))
         writer = CacheRows(call, sizes.kv_heads, DimRef(self.required("query"), 0))
         return writer.updated(self.required(name), new, self._before, self._rows)
 
@@ -182,14 +182,14 @@ class _Conversion(CachedCall):
         """A query [B * S, N, D] as [B * K, S, N / K, D]."""
         sizes, group = self.sizes, self.sizes.heads // self.sizes.kv_heads
         apart = self._reshaped(query, [self._batch, self._rows, sizes.kv_heads, group, sizes.size])
-        turned = self.builder.op("Transpose", [apart], self.kind, {"perm": (0, 2, 1, 3, 4)})
+        turned = self.builder.transpose(apart, (0, 2, 1, 3, 4))
         return self._reshaped(turned, [-1, self._rows, group, sizes.size])
 
     def _by_row(self, out: ir.Value) -> ir.Value:
         """A result [B * K, S, N / K, D] as [B, S, N * D]."""
         sizes, group = self.sizes, self.sizes.heads // self.sizes.kv_heads
         apart = self._reshaped(out, [self._batch, sizes.kv_heads, self._rows, group, sizes.size])
-        turned = self.builder.op("Transpose", [apart], self.kind, {"perm": (0, 2, 1, 3, 4)})
+        turned = self.builder.transpose(apart, (0, 2, 1, 3, 4))
         return self._reshaped(turned, [self._batch, self._rows, sizes.heads * sizes.size])
 
     def _selected(self) -> ir.Value:
@@ -198,8 +198,8 @@ class _Conversion(CachedCall):
         entries = selected_entries(self, given, self.required("selected_counts"), self._flat(self._positions))  # (2)
         count = self.builder.dimension(given, 1)
         apart = self._reshaped(entries, [self._batch, 1, self._rows, count], INT32)
-        target = self.builder.joined([self._batch, self.builder.ints([heads]), self._rows, count], INT64, 0)
-        every = self.builder.op("Expand", [apart, target], INT32)
+        target = self.builder.concat([self._batch, self.builder.ints([heads]), self._rows, count], 0)
+        every = self.builder.expand(apart, target)
         return self._reshaped(every, [-1, self._rows, 1, count], INT32)
 
     def _sinks(self) -> ir.Value | None:

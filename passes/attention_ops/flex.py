@@ -20,7 +20,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter
-from fa_compiler.passes.emit.build import AttrValue
+from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.ir.nodes import RANDOM, STANDARD, int_attr
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.attention import Matcher
@@ -71,16 +71,16 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
     if scale is None and size is None:
         raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
     precision = ir.DataType(int_attr(node, "softmax_precision", int(ir.DataType.FLOAT)))
-    transposed = builder.op("Transpose", [key], dtype, {"perm": (0, 1, 3, 2)})
-    scores = builder.cast(builder.op("MatMul", [query, transposed], dtype), precision)
+    transposed = builder.transpose(key, (0, 1, 3, 2))
+    scores = builder.cast(builder.matmul(query, transposed), precision)
     if scale is None:
         scale = 1.0 / math.sqrt(size or 1)
     number = builder.constant(np.array(scale, dtype=precision.numpy()), "number")
-    scores = builder.op("Mul", [scores, number], precision)
+    scores = builder.mul(scores, number)
     scores = _inlined(call, "score_mod", scores)
-    softmax = builder.op("Softmax", [scores], precision, {"axis": -1})
+    softmax = builder.op("Softmax", [scores], {"axis": -1})
     weights = builder.cast(_inlined(call, "prob_mod", softmax), dtype or precision)
-    builder.op("MatMul", [weights, value], dtype)
+    builder.matmul(weights, value)
     maker = softmax.producer()
     assert maker is not None
     return SoftmaxAnchor(scores, softmax, (3,), (maker,))
@@ -89,16 +89,16 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
 def _repeated(call: OpConverter, value: ir.Value, heads: int | None) -> ir.Value:
     """Keys or values [B, K, S, D], each head repeated for its group, so that there are `heads` of them. Raises Decline
     where the number of heads is open."""
-    own, size, builder, dtype = call.size(value, 1), call.size(value, 3), call.builder, call.info.dtype(value)
+    own, size, builder = call.size(value, 1), call.size(value, 3), call.builder
     if heads is None or own is None:
         raise call.decline(Code.SHAPE, "the number of heads is not known before the model runs")
     if own == 0 or heads % own or size is None:
         raise call.decline(Code.SHAPE, f"{heads} query heads are no multiple of {own} key heads of a known size")
     if own == heads:
         return value
-    grouped = builder.units("Unsqueeze", value, (2,))
-    wide = builder.op("Expand", [grouped, builder.ints([1, 1, heads // own, 1, 1])], dtype)
-    return builder.op("Reshape", [wide, builder.ints([0, heads, -1, size])], dtype)
+    grouped = builder.unsqueeze(value, (2,))
+    wide = builder.expand(grouped, [1, 1, heads // own, 1, 1])
+    return builder.reshape(wide, [0, heads, -1, size])
 
 
 def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:
@@ -121,7 +121,7 @@ def _inlined(call: OpConverter, name: str, value: ir.Value) -> ir.Value:
             continue
         attrs: dict[str, AttrValue] = {attr.name: attr.value for attr in node.attributes.values()}
         inputs = [known.get(operand, operand) for operand in node.inputs]
-        known[node.outputs[0]] = builder.op(node.op_type, inputs, node.outputs[0].dtype, attrs)
+        known[node.outputs[0]] = builder.op(node.op_type, inputs, attrs, dtype=node.outputs[0].dtype)
     return known.get(graph.outputs[0]) or graph.outputs[0]
 
 

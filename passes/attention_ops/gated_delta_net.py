@@ -101,7 +101,7 @@ class _Conversion(DirectConversion):
         if len(self.node.outputs) > 1:
             last = self._swapped(present)
             if present.dtype != FLOAT:
-                last = self.builder.op("Cast", [last], FLOAT, {"to": int(FLOAT)})
+                last = self.builder.op("Cast", [last], {"to": int(FLOAT)})
             self.put(self.node.outputs[1], last)
 
     def _sizes(self) -> _Sizes:
@@ -140,8 +140,8 @@ class _Conversion(DirectConversion):
         self._check_float(value, "qk_l2_norm")  # (6)
         squares = self.builder.reduced("ReduceSumSquare", value, -1)
         epsilon = self.builder.constant(np.array(NORM_EPSILON, np.float32))
-        root = self.builder.op("Sqrt", [self.builder.op("Add", [squares, epsilon], FLOAT)], FLOAT)
-        return self.builder.op("Div", [value, root], FLOAT)
+        root = self.builder.sqrt(self.builder.add(squares, epsilon))
+        return self.builder.div(value, root)
 
     def _decay(self, sizes: _Sizes) -> ir.Value | None:
         """The gate in the log."""
@@ -152,18 +152,18 @@ class _Conversion(DirectConversion):
         per_key = self._gate_width(sizes) != sizes.heads
         shifted, bias = decay, input_of(self.node, 8)
         if bias is not None:
-            shifted = self.builder.op("Add", [decay, self._gate_bias(bias, per_key, sizes)], FLOAT)
+            shifted = self.builder.add(decay, self._gate_bias(bias, per_key, sizes))
         a_log = input_of(self.node, 7)
         if a_log is None or activation not in ("softplus", "qwen", "sigmoid", "kda"):
             raise self.decline(f"its gate_activation is {activation!r}{'' if a_log else ' without a_log'}")
-        rate = self.builder.op("Exp", [self._reshaped(a_log, [sizes.heads, 1] if per_key else [sizes.heads])], FLOAT)
+        rate = self.builder.exp(self._reshaped(a_log, [sizes.heads, 1] if per_key else [sizes.heads]))
         if activation in ("softplus", "qwen"):
-            soft = self.builder.op("Softplus", [shifted], FLOAT)
-            return self.builder.op("Mul", [self.builder.op("Neg", [rate], FLOAT), soft], FLOAT)
+            soft = self.builder.op("Softplus", [shifted])
+            return self.builder.mul(self.builder.neg(rate), soft)
         bound = self.node.attributes.get("gate_lower_bound")
         lowest = self.builder.constant(np.array(-5.0 if bound is None else bound.as_float(), np.float32))
-        share = self.builder.op("Sigmoid", [self.builder.op("Mul", [rate, shifted], FLOAT)], FLOAT)
-        return self.builder.op("Mul", [lowest, share], FLOAT)
+        share = self.builder.sigmoid(self.builder.mul(rate, shifted))
+        return self.builder.mul(lowest, share)
 
     def _gate_bias(self, bias: ir.Value, per_key: bool, sizes: _Sizes) -> ir.Value:
         """dt_bias with one number for each head or for each key dimension, as it broadcasts to decay."""
@@ -182,7 +182,7 @@ class _Conversion(DirectConversion):
         self._check_float(beta, "beta_activation")  # (5)
         if activation != "sigmoid":
             raise self.decline(f"its beta_activation is {activation!r}")
-        return self.builder.op("Sigmoid", [beta], FLOAT)
+        return self.builder.sigmoid(beta)
 
     def _gate_width(self, sizes: _Sizes) -> int:
         """How many numbers the gate of a token has."""
@@ -201,10 +201,10 @@ class _Conversion(DirectConversion):
         return self._reshaped(value, [*lead, width])
 
     def _reshaped(self, value: ir.Value, shape: list[int]) -> ir.Value:
-        return self.builder.op("Reshape", [value, self.builder.ints(shape)], self._dtype(value))
+        return self.builder.reshape(value, shape)
 
     def _swapped(self, state: ir.Value) -> ir.Value:
-        return self.builder.op("Transpose", [state], self._dtype(state), TURNED)
+        return self.builder.transpose(state, TURNED)
 
     def _dtype(self, value: ir.Value) -> ir.DataType | None:
         return self.facts.info.dtype(value)

@@ -70,15 +70,15 @@ class RunSizes:
             raise call.decline(Code.RANK, f"{lengths.name!r} is not one number for each batch entry")
         key_masks = KeyMaskBuilder(call, DimRef(query, 1), DimRef(query, 1), DimRef(query, 0))
         rows = key_masks.length(key_masks.q_seq)
-        most = builder.op("Reshape", [builder.cast(total, INT64), builder.ints([1])], INT64)
-        prompt = builder.op("Equal", [rows, most], ir.DataType.BOOL)
+        most = builder.reshape(builder.cast(total, INT64), [1])
+        prompt = builder.equal(rows, most)
         own = key_masks.add_const(builder.cast(lengths, INT64), 1)
-        before = builder.op("Where", [prompt, builder.ints([0]), key_masks.subtract(own, rows)], INT64)
+        before = builder.where(prompt, builder.ints([0]), key_masks.subtract(own, rows))
         return RunSizes(rows, most, own, before, prompt, full_length(call, lengths, call.info.integer(total)))
 
     def after(self, call: OpConverter) -> ir.Value:
         """The number of keys of each batch entry when all S new rows count, int64 [B]."""
-        return call.builder.op("Add", [self.before, self.rows], INT64)
+        return call.builder.add(self.before, self.rows)
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Caches:
             raise call.decline(Code.READY_MADE, reason)
         if shared:
             return Caches(call, sizes, rows, (SHARED_CACHES,), call.dim(past, 2))
-        count = call.builder.op("Max", [sizes.total, key_masks.length(key_masks.kv_seq)], INT64)
+        count = call.builder.max(sizes.total, key_masks.length(key_masks.kv_seq))
         known = call.info.integer(count)
         room = Dim.fresh() if known is None else known
         call.info.set(count, (1,), INT64, (room,))
@@ -128,7 +128,7 @@ class Caches:
     def present(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """The present of a past and new rows [B, K, S, D]."""
         if self.grow:
-            return self._sized(self._op("Concat", [past, new], self._dtype(new), {"axis": 2}), new)
+            return self._sized(self.call.builder.concat([past, new], 2), new)
         if SHARED_CACHES in self.assumed:
             return self._sized(self.rows.updated(past, new, self.sizes.before, self.sizes.rows), new)
         return self._sized(self._gathered(past, new), new)
@@ -136,26 +136,24 @@ class Caches:
     def _gathered(self, past: ir.Value, new: ir.Value) -> ir.Value:
         """The present, each row of it gathered from past, the new rows, or a row of zeros."""
         builder = self.call.builder
-        zeros = self._op("Expand", [self._zero(new), self._size_of_rows(new)], self._dtype(new))
-        rows = self._op("Concat", [past, new, zeros], self._dtype(new), {"axis": 2})
+        zeros = builder.expand(self._zero(new), self._size_of_rows(new))
+        rows = builder.concat([past, new, zeros], 2)
         count = builder.lengths[self.room] if self.room.const is None else builder.ints([self.room.const])
-        places = builder.units("Unsqueeze", builder.range(count), (0,))
-        before, after = (
-            builder.units("Unsqueeze", number, (1,)) for number in (self.sizes.before, self.sizes.after(self.call))
-        )
+        places = builder.unsqueeze(builder.range(count), (0,))
+        before, after = (builder.unsqueeze(number, (1,)) for number in (self.sizes.before, self.sizes.after(self.call)))
         held = builder.length(past, 2)
-        moved = self._op("Add", [self._op("Sub", [places, before]), held])
-        last = self._op("Add", [held, self.sizes.rows])
-        kept, added = (self._op("Less", [places, end], ir.DataType.BOOL) for end in (before, after))
-        source = self._op("Where", [kept, places, self._op("Where", [added, moved, last])])
-        index = self.rows.index(builder.units("Unsqueeze", source, (1, 3)), count)
-        return self._op("GatherND", [rows, index], self._dtype(new))
+        moved = builder.add(builder.sub(places, before), held)
+        last = builder.add(held, self.sizes.rows)
+        kept, added = (builder.less(places, end) for end in (before, after))
+        source = builder.where(kept, places, builder.where(added, moved, last))
+        index = self.rows.index(builder.unsqueeze(source, (1, 3)), count)
+        return builder.op("GatherND", [rows, index])
 
     def _size_of_rows(self, new: ir.Value) -> ir.Value:
         """[B, K, 1, D], the shape of one row for each head."""
         builder = self.call.builder
         parts = [self.rows.entries(), builder.ints([self.rows.heads, 1]), builder.length(new, 3)]
-        return self._op("Concat", parts, attrs={"axis": 0})
+        return builder.concat(parts, 0)
 
     def _sized(self, present: ir.Value, new: ir.Value) -> ir.Value:
         """The present, after its shape has been declared."""
@@ -171,15 +169,6 @@ class Caches:
 
     def _dtype(self, value: ir.Value) -> ir.DataType | None:
         return self.call.info.dtype(value)
-
-    def _op(
-        self,
-        op_type: str,
-        inputs: list[ir.Value | None] | list[ir.Value],
-        dtype: ir.DataType | None = INT64,
-        attrs: dict[str, int] | None = None,
-    ) -> ir.Value:
-        return self.call.builder.op(op_type, list(inputs), dtype, attrs)
 
 
 def full_length(call: OpConverter, lengths: ir.Value, total: Dim | None) -> Dim | None:

@@ -70,10 +70,10 @@ class Scale:
         """New keys or values [B, K, S, D], quantised to int8."""
         builder, dtype = self.call.builder, ir.DataType.FLOAT
         reciprocal = builder.constant(np.float32(1.0) / self.array, "scale")
-        rounded = builder.op("Round", [builder.op("Mul", [builder.cast(new, dtype), reciprocal], dtype)], dtype)
+        rounded = builder.op("Round", [builder.mul(builder.cast(new, dtype), reciprocal)])
         most, least = (builder.constant(np.array(number, np.float32), "number") for number in (LARGEST, SMALLEST))
-        below = builder.op("Less", [rounded, most], ir.DataType.BOOL)
-        held = builder.op("Max", [builder.op("Where", [below, rounded, most], dtype), least], dtype)
+        below = builder.less(rounded, most)
+        held = builder.max(builder.where(below, rounded, most), least)
         return builder.cast(held, ir.DataType.INT8)
 
     def unpacked(self, cache: ir.Value) -> ir.Value:
@@ -81,6 +81,6 @@ class Scale:
         builder, dtype = self.call.builder, ir.DataType.FLOAT
         if self.array.size == 1:
             scale = builder.constant(self.array.reshape(()), "scale")
-            return builder.op("DequantizeLinear", [cache, scale], dtype)
+            return builder.op("DequantizeLinear", [cache, scale])
         scale = builder.constant(self.array, "scale")
-        return builder.op("Mul", [builder.cast(cache, dtype), scale], dtype)
+        return builder.mul(builder.cast(cache, dtype), scale)

@@ -239,8 +239,8 @@ def _is_finite(call: OpConverter, value: ir.Value) -> bool:
 def _has_several_keys(call: OpConverter) -> ir.Value:
     """Whether the run has several keys, a bool. Where it has one, ONNX Runtime runs its other kernel."""
     builder = call.builder
-    total = builder.op("Reshape", [builder.cast(call.required_input(TOTAL), INT64), builder.ints([])], INT64)
-    return builder.op("Greater", [total, builder.constant(np.array(1, np.int64), "number")], ir.DataType.BOOL)
+    total = builder.reshape(builder.cast(call.required_input(TOTAL), INT64), [])
+    return builder.greater(total, builder.constant(np.array(1, np.int64), "number"))
 
 
 def _only_if(call: OpConverter, condition: ir.Value, part: ExcludedPositions) -> ExcludedPositions:
@@ -248,8 +248,8 @@ def _only_if(call: OpConverter, condition: ir.Value, part: ExcludedPositions) ->
     builder, view = call.builder, part.view
     excluded = builder.cast(view.base, ir.DataType.BOOL)
     if not part.when:
-        excluded = builder.op("Not", [excluded], ir.DataType.BOOL)
-    both = builder.op("And", [excluded, condition], ir.DataType.BOOL)
+        excluded = builder.not_(excluded)
+    both = builder.and_(excluded, condition)
     return ExcludedPositions(View(both, view.base_dims, view.dims), cut=part.cut)
 
 

@@ -97,22 +97,22 @@ class KeyMaskBuilder:
 
     def mask_from(self, lengths: ir.Value) -> ir.Value:
         """The keys from a length on; `lengths` are [B]."""
-        return self._op("Not", self._op("Less", self._range(self.kv_seq), self.by_batch(lengths)))
+        return self.call.builder.not_(self.call.builder.less(self._range(self.kv_seq), self.by_batch(lengths)))
 
     def mask_before(self, starts: ir.Value) -> ir.Value:
         """The keys before a start; `starts` are [B]."""
-        return self._op("Less", self._range(self.kv_seq), self.by_batch(starts))
+        return self.call.builder.less(self._range(self.kv_seq), self.by_batch(starts))
 
     def mask_outside_band(self, low: Bound, high: Bound) -> ir.Value:
         """The keys outside a band; at least one bound is given."""
-        rows = self.call.builder.units("Unsqueeze", self._range(self.q_seq), (1,))
+        rows = self.call.builder.unsqueeze(self._range(self.q_seq), (1,))
         keys = self._range(self.kv_seq)
         parts: list[ir.Value] = []
         if high is not None:
-            parts.append(self._op("Less", self._shifted(rows, high), keys))
+            parts.append(self.call.builder.less(self._shifted(rows, high), keys))
         if low is not None:
-            parts.append(self._op("Less", keys, self._shifted(rows, low)))
-        return reduce(lambda one, other: self._op("Or", one, other), parts)
+            parts.append(self.call.builder.less(keys, self._shifted(rows, low)))
+        return reduce(self.call.builder.or_, parts)
 
     def plan(
         self,
@@ -289,7 +289,7 @@ class KeyMaskBuilder:
         if harmless and whole:
             return [], bias
         limit = builder.constant(np.array(lowest, dtype=np.float32), "number")
-        excluded = builder.op("LessOrEqual", [builder.cast(full, ir.DataType.FLOAT), limit], ir.DataType.BOOL)
+        excluded = builder.op("LessOrEqual", [builder.cast(full, ir.DataType.FLOAT), limit])
         return [ExcludedPositions(call.aligned(excluded, scores))], bias
 
     def filled_up(self, mask: ir.Value, filler: float | bool) -> ir.Value:
@@ -299,8 +299,8 @@ class KeyMaskBuilder:
         if dtype is None or not (exact or dtype.is_floating_point()):
             raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown, or none of a mask")
         short = self.subtract(self.length(self.kv_seq), self.length(DimRef(mask, len(shape) - 1)))
-        pads = builder.op("Concat", [builder.ints([0] * (2 * len(shape) - 1)), short], INT64, {"axis": 0})
-        filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")], dtype)
+        pads = builder.concat([builder.ints([0] * (2 * len(shape) - 1)), short], 0)
+        filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")])
         columns = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
         self.call.info.set(filled, (*shape[:-1], columns), dtype)
         return filled
@@ -325,13 +325,13 @@ class KeyMaskBuilder:
 
     def by_batch(self, vector: ir.Value) -> ir.Value:
         """One number for each batch entry, [B], as int64 [B, 1, 1, 1]."""
-        return self.call.builder.units("Unsqueeze", self.call.builder.cast(vector, INT64), (1, 2, 3))
+        return self.call.builder.unsqueeze(self.call.builder.cast(vector, INT64), (1, 2, 3))
 
     def add_const(self, number: ir.Value, by: int) -> ir.Value:
         """The sum of a computed number and a constant."""
         if by == 0:
             return number
-        return self.call.builder.op("Add", [number, self.call.builder.ints([by])], INT64)
+        return self.call.builder.add(number, self.call.builder.ints([by]))
 
     def bounds_from(self, start: ir.Value, offsets: Iterable[int | None]) -> list[ir.Value | None]:
         """The bounds of a band, by their offsets from a computed number; None where there is no bound."""
@@ -339,13 +339,10 @@ class KeyMaskBuilder:
 
     def subtract(self, number: ir.Value, by: ir.Value) -> ir.Value:
         """The difference of two computed numbers."""
-        return self.call.builder.op("Sub", [number, by], INT64)
+        return self.call.builder.sub(number, by)
 
     def _shifted(self, rows: ir.Value, by: ir.Value | int) -> ir.Value:
         """The rows plus a bound of a band."""
         if isinstance(by, int):
             return self.add_const(rows, by)
-        return self.call.builder.op("Add", [rows, by], INT64)
-
-    def _op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
-        return self.call.builder.op(op_type, list(inputs), ir.DataType.BOOL)
+        return self.call.builder.add(rows, by)

@@ -217,4 +217,4 @@ class _Conversion(DirectConversion):
 
     def _swapped(self, state: ir.Value) -> ir.Value:
         """A state with its last two dimensions exchanged."""
-        return self.builder.op("Transpose", [state], self.facts.info.dtype(state), {"perm": (0, 2, 1)})
+        return self.builder.transpose(state, (0, 2, 1))

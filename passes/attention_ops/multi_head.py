@@ -127,7 +127,7 @@ def _biased(call: OpConverter, bias: ir.Value | None, *operands: ir.Value) -> tu
         if width is None:
             raise call.decline(Code.SHAPE, "the parts of the bias are not known before the model runs")
         part = part_of(call, bias, start, start + width, axis=0)
-        made.append(call.builder.op("Add", [operand, part], call.info.dtype(operand)))
+        made.append(call.builder.add(operand, part))
         start += width
     return (*made, *given[len(made) :])
 
@@ -139,8 +139,7 @@ def part_of(call: OpConverter, value: ir.Value, start: int, end: int, axis: int)
         call.dim(value, axis)
     if array is not None:
         return builder.constant(np.ascontiguousarray(array.take(range(start, end), axis)), "part")
-    bounds = [builder.ints([number]) for number in (start, end, axis)]
-    return builder.op("Slice", [value, *bounds], call.info.dtype(value))
+    return builder.slice(value, [start], [end], [axis])
 
 
 def _operands(call: OpConverter) -> tuple[ir.Value, ir.Value, ir.Value]:
@@ -164,7 +163,7 @@ def _one_row(call: OpConverter, value: ir.Value) -> ir.Value:
     if rows is not None:
         reason = f"{value.name!r} has {rows} rows, and ONNX Runtime's CPU kernel writes one behind the past"
         raise call.decline(Code.READY_MADE, reason)
-    return call.builder.op("Reshape", [value, call.builder.ints([0, 1, width])], call.info.dtype(value))
+    return call.builder.reshape(value, [0, 1, width])
 
 
 def _unpacked(call: OpConverter, packed: ir.Value, index: int) -> ir.Value:
@@ -175,11 +174,9 @@ def _unpacked(call: OpConverter, packed: ir.Value, index: int) -> ir.Value:
     width = (shape[2] * shape[4]).const
     if width is None:
         raise call.decline(Code.SHAPE, "the head size is not known before the model runs")
-    builder, dtype = call.builder, call.info.dtype(packed)
-    part = builder.op(
-        "Gather", [packed, builder.constant(np.array(index, dtype=np.int64), "number")], dtype, {"axis": 3}
-    )
-    return builder.op("Reshape", [part, builder.ints([0, 0, width])], dtype)
+    builder = call.builder
+    part = builder.gather(packed, builder.constant(np.array(index, dtype=np.int64), "number"), 3)
+    return builder.reshape(part, [0, 0, width])
 
 
 @dataclass(frozen=True)
@@ -223,14 +220,14 @@ class MultiHeadInputs:
         if len(self.call.shape(past)) != 4 or builder.opset < RANGE_SINCE:
             reason = f"new keys cannot be placed in {past.name!r} in opset {builder.opset}"
             raise self.call.decline(Code.READY_MADE, reason)
-        before = builder.op("Reshape", [builder.cast(length, INT64), builder.ints([1])], INT64)
+        before = builder.reshape(builder.cast(length, INT64), [1])
         return PreallocatedCache(before, builder.length(added.value, added.axis))
 
     def _together(self, old: ir.Value, new: ir.Value, past: ir.Value | PreallocatedCache) -> ir.Value:
         """The old and the new keys or values in one tensor."""
         call, dtype = self.call, self.call.info.dtype(new)
         if not isinstance(past, PreallocatedCache):
-            return call.builder.op("Concat", [old, new], dtype, {"axis": 2})
+            return call.builder.concat([old, new], 2)
         made = CacheRows(call, self.heads, DimRef(self.query, 0)).updated(old, new, past.before, past.rows)
         call.info.set(made, (*call.shape(new)[:2], *call.shape(old)[2:]), dtype)
         return made

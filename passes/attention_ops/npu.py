@@ -214,7 +214,7 @@ def _in_rank_4(call: OpConverter, mask: ir.Value, missing: Mapping[int, tuple[in
         raise call.decline(Code.DTYPE, "the mask is neither boolean nor of 8 bits")
     rank = len(call.shape(mask))
     mask = call.builder.cast(mask, ir.DataType.BOOL)
-    return call.builder.units("Unsqueeze", mask, missing.get(rank, ()))
+    return call.builder.unsqueeze(mask, missing.get(rank, ()))
 
 
 def _text(call: OpConverter, name: str) -> str:

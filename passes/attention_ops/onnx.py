@@ -154,9 +154,7 @@ class _Attention:
             sizes = (" x ".join("?" if size is None else str(size) for size in shape) for shape in (past, fresh))
             reason = f"a past of {next(sizes)} and new keys or values of {next(sizes)} do not go together"
             raise self.call.decline(Code.READY_MADE, reason)
-        return self.call.builder.op(
-            "Concat", [self.call.required_input(index), split], self.call.info.dtype(new), {"axis": 2}
-        )
+        return self.call.builder.concat([self.call.required_input(index), split], 2)
 
     def _new_sizes(self, new: ir.Value) -> tuple[Dim | None, ...]:
         """Batch, heads, length and head size of new keys or values; the length is None, because it may be any."""

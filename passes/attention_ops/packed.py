@@ -90,7 +90,7 @@ class _Conversion(DirectConversion):
         }
         made = self._made(inputs, attrs | {"input_layout": "TND"}, operands)
         shape = self.builder.ints([0, heads * operands.width])
-        result = self.builder.op("Reshape", [made.outputs[-1], shape], self.facts.info.dtype(operands.query))
+        result = self.builder.reshape(made.outputs[-1], shape)
         self.put(node.outputs[0], result)
         return Direct(made, "TND", (heads, heads), mask="packed")
 
@@ -111,37 +111,34 @@ class _Conversion(DirectConversion):
                 f"its attention_bias is not one for each head, or one for all {heads}, of a padded batch"
             )
         batch, rows = (builder.length(given, axis) for axis in (0, 1))
-        count = builder.op("Mul", [batch, rows], INT64)
-        flat = builder.op("Reshape", [builder.cast(given, INT64), builder.ints([-1])], INT64)
+        count = builder.mul(batch, rows)
+        flat = builder.reshape(builder.cast(given, INT64), [-1])
         zero = builder.ints([0])
-        places = builder.op("Slice", [flat, zero, builder.dimension(operands.query, 0), zero], INT64)
-        pairs = builder.units("Unsqueeze", places, (1,))
+        places = builder.slice(flat, zero, builder.dimension(operands.query, 0), zero)
+        pairs = builder.unsqueeze(places, (1,))
 
         def batched(part: ir.Value, size: int) -> ir.Value:
             dtype = info.dtype(part)
             nothing = builder.cast(builder.constant(np.zeros((1, 1, 1), np.float32), "number"), dtype or FLOAT)
-            target = builder.joined([count, builder.ints([heads, size])], INT64, 0)
-            put = builder.op("ScatterND", [builder.op("Expand", [nothing, target], dtype), pairs, part], dtype)
-            wide = builder.joined([batch, rows, builder.ints([heads, size])], INT64, 0)
-            return builder.op("Reshape", [put, wide], dtype)
+            target = builder.concat([count, builder.ints([heads, size])], 0)
+            put = builder.scatter_nd(builder.expand(nothing, target), pairs, part)
+            wide = builder.concat([batch, rows, builder.ints([heads, size])], 0)
+            return builder.reshape(put, wide)
 
-        excluded = builder.op("Expand", [builder.constant(np.array([True]), "flag"), count], BOOL)
-        seen = builder.op(
-            "Expand", [builder.constant(np.array([False]), "flag"), builder.op("Shape", [places], INT64)], BOOL
-        )
-        mask = builder.op("ScatterND", [excluded, pairs, seen], BOOL)
-        form = builder.joined([batch, builder.ints([1, 1]), rows], INT64, 0)
+        excluded = builder.expand(builder.constant(np.array([True]), "flag"), count)
+        seen = builder.expand(builder.constant(np.array([False]), "flag"), builder.shape_of(places))
+        mask = builder.scatter_nd(excluded, pairs, seen)
+        form = builder.concat([batch, builder.ints([1, 1]), rows], 0)
         inputs = {
             "query": batched(operands.query, operands.size),
             "key": batched(operands.key, operands.size),
             "value": batched(operands.value, operands.width),
             "real_shift": addend,
-            "atten_mask": builder.op("Reshape", [mask, form], BOOL),
+            "atten_mask": builder.reshape(mask, form),
         }
         made = self._made(inputs, attrs | {"input_layout": "BSND", "pse_type": 0, "sparse_mode": 1}, operands)
-        dtype = info.dtype(operands.query)
-        by_row = builder.op("Reshape", [made.outputs[-1], builder.ints([-1, heads * operands.width])], dtype)
-        self.put(self.node.outputs[0], builder.op("Gather", [by_row, places], dtype, {"axis": 0}))
+        by_row = builder.reshape(made.outputs[-1], [-1, heads * operands.width])
+        self.put(self.node.outputs[0], builder.gather(by_row, places, 0))
         return Direct(made, "BSND", (heads, heads), mask="atten_mask+real_shift")
 
     def _ends(self, index: int) -> ir.Value:
@@ -150,9 +147,8 @@ class _Conversion(DirectConversion):
         if limits is None:
             raise self.decline("cumulative_sequence_length is missing")
         last = np.iinfo(np.int64).max
-        bounds = [self.builder.ints([number]) for number in (1, last, 0)]
-        ends = self.builder.op("Slice", [limits, *bounds], self.facts.info.dtype(limits))
-        return self.builder.op("Cast", [ends], ir.DataType.INT64, {"to": int(ir.DataType.INT64)})
+        ends = self.builder.slice(limits, [1], [last], [0])
+        return self.builder.op("Cast", [ends], {"to": int(ir.DataType.INT64)})
 
     def _given(self, heads: int) -> _Operands:
         """The operands of PackedMultiHeadAttention."""
@@ -183,10 +179,9 @@ class _Conversion(DirectConversion):
         widths = [total // 3] * 3 if sizes is None else list(sizes.as_ints())
         if sum(widths) != total or len(widths) != 3:
             raise self.decline("the widths of query, key and value are not those of the weights")
-        dtype = self.facts.info.dtype(given)
-        joined = self.builder.op("MatMul", [given, weights], dtype)
+        joined = self.builder.matmul(given, weights)
         if bias is not None:
-            joined = self.builder.op("Add", [joined, bias], dtype)
+            joined = self.builder.add(joined, bias)
         starts = np.cumsum([0, *widths]).tolist()
         parts = [self._part(joined, start, end, 1) for start, end in pairwise(starts)]  # (3)
         return self._of_heads(parts, widths, heads)
@@ -196,10 +191,7 @@ class _Conversion(DirectConversion):
         if widths[0] != widths[1] or any(width % heads or not width for width in widths):
             raise self.decline(f"query, key and value have the widths {widths}, which are not those of {heads} heads")
         sizes = [width // heads for width in widths]
-        split = [
-            self.builder.op("Reshape", [part, self.builder.ints([0, heads, size])], self.facts.info.dtype(parts[0]))
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        split = [self.builder.reshape(part, [0, heads, size]) for part, size in zip(parts, sizes, strict=True)]
         query, key, value = split
         return _Operands(query, key, value, sizes[0], sizes[2])
 
@@ -208,16 +200,15 @@ class _Conversion(DirectConversion):
         shape = self.facts.info.shape(packed)
         if shape is None or len(shape) != 4 or shape[1].const != heads or shape[2].const != 3:
             raise self.decline("a query without key and value is not [T, num_heads, 3, head_size]")
-        dtype = self.facts.info.dtype(packed)
         places = [self.builder.constant(np.array(number, np.int64)) for number in range(3)]
-        return [self.builder.op("Gather", [packed, place], dtype, {"axis": 2}) for place in places]
+        return [self.builder.gather(packed, place, 2) for place in places]
 
     def _sum(self, part: ir.Value, bias: ir.Value, heads: int) -> ir.Value:
         """An operand with its bias, which lies as the operand does."""
         shape = self.facts.info.shape(part)
         if shape is not None and len(shape) == 3:
-            bias = self.builder.op("Reshape", [bias, self.builder.ints([heads, -1])], self.facts.info.dtype(bias))
-        return self.builder.op("Add", [part, bias], self.facts.info.dtype(part))
+            bias = self.builder.reshape(bias, [heads, -1])
+        return self.builder.add(part, bias)
 
     def _part(self, value: ir.Value, start: int, end: int, axis: int) -> ir.Value:
         return part_of(OpConverter.of(self.node, self.facts, self.builder), value, start, end, axis)

@@ -46,7 +46,6 @@ from fa_compiler.passes.answer.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
-from fa_compiler.passes.emit.build import INT64
 from fa_compiler.passes.ir.nodes import int_attr
 from fa_compiler.passes.masks.band import Band
 from fa_compiler.passes.masks.magnitudes import DOMINATING, FLOAT32_MAX, MAX_FINE, SMALL_SHARE
@@ -158,7 +157,7 @@ class ScoreBias:
 
     def _plan_for_preallocated(self, past: PreallocatedCache, padded: ir.Value | None, band: Window | None) -> MaskPlan:
         """The plan for a cache with room, in which only the first keys count."""
-        end = self.call.builder.op("Add", [past.before, past.rows], INT64)
+        end = self.call.builder.add(past.before, past.rows)
         behind = ExcludedPositions(self.call.aligned(self.key_masks.mask_from(end), self.scores))
         causal = None
         missed: tuple[Missed, ...] = ()
@@ -181,7 +180,7 @@ class ScoreBias:
         addend = self.bias
         if padded is not None:
             numbers = [builder.constant(np.array(x, dtype=np.float32), "number") for x in (self.filter, 0.0)]
-            addend = builder.op("Where", [padded, *numbers], ir.DataType.FLOAT)
+            addend = builder.op("Where", [padded, *numbers])
         if addend is None:
             return MaskPlan()
         return self.key_masks.plain(addend, self.scores)
@@ -266,13 +265,13 @@ class ScoreBias:
             return None
         zero = builder.constant(np.array(0, dtype=np.int32), "number")
         whole = self._filled_up(builder.cast(mask, ir.DataType.INT32), 1)
-        padded = builder.op("Not", [builder.op("Greater", [whole, zero], ir.DataType.BOOL)], ir.DataType.BOOL)
+        padded = builder.not_(builder.greater(whole, zero))
         by_key = len(shape) == 2
-        padded = builder.units("Unsqueeze", padded, range(1, 2 + by_key))
+        padded = builder.unsqueeze(padded, range(1, 2 + by_key))
         if by_key and not room and not self._is_as_long(shape[1], columns):
             length = self.key_masks.length(self.key_masks.kv_seq)
-            counts = builder.op("Equal", [builder.length(mask, 1), length], ir.DataType.BOOL)
-            padded = builder.op("And", [padded, counts], ir.DataType.BOOL)
+            counts = builder.equal(builder.length(mask, 1), length)
+            padded = builder.and_(padded, counts)
         return padded
 
     @staticmethod
@@ -282,21 +281,19 @@ class ScoreBias:
 
     def _by_lengths(self, mask: ir.Value, count: Dim) -> ir.Value:
         """The keys that a vector of `count` lengths says are padded. Raises Decline where its form is not known."""
-        call, builder, dtype = self.call, self.call.builder, self.call.info.dtype(mask)
+        call, builder = self.call, self.call.builder
         batch = call.shape(call.required_input(0))[0]
         if count == batch:
             return self.key_masks.mask_from(mask)
         if count == batch * 2:
-            pairs = builder.op("Reshape", [mask, builder.ints([2, -1])], dtype)
+            pairs = builder.reshape(mask, [2, -1])
             ends, starts = (
-                builder.op("Gather", [pairs, builder.constant(np.array(side, dtype=np.int64), "number")], dtype)
+                builder.op("Gather", [pairs, builder.constant(np.array(side, dtype=np.int64), "number")])
                 for side in (0, 1)
             )
-            return builder.op(
-                "Or", [self.key_masks.mask_from(ends), self.key_masks.mask_before(starts)], ir.DataType.BOOL
-            )
+            return builder.or_(self.key_masks.mask_from(ends), self.key_masks.mask_before(starts))
         if count == batch * 3 + 2:
             end = self.key_masks.length(self.key_masks.batch)
-            lengths = builder.op("Slice", [mask, builder.ints([0]), end, builder.ints([0])], dtype)
+            lengths = builder.slice(mask, [0], end, [0])
             return self.key_masks.mask_from(lengths)
         raise call.decline(Code.SHAPE, f"the length of {mask.name!r} is not proven to be a multiple of the batch")

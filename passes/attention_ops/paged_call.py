@@ -113,7 +113,7 @@ class PagedCall(CachedCall):
         """Query, key or value as [T, heads, size], where T is the number of tokens in all sequences. The node's name,
         which the error of a run with other rows has, says what is wrong there."""
         sizes = [self.sequences.tokens().count, self.builder.ints([heads, self.sizes.size])]
-        rows = self.builder.op("Reshape", [part, self.builder.joined(sizes, INT64, 0)], self.kind)
+        rows = self.builder.reshape(part, self.builder.concat(sizes, 0))
         node = rows.producer()
         assert node is not None
         node.name = self.builder.names.new(ALL_ROWS)
@@ -137,10 +137,8 @@ class PagedCall(CachedCall):
         stored = [self._stored(*pair, place) for place, pair in enumerate(zip(rows, caches, strict=True))]
         slots = self.pages.slots(tokens) if given is None else builder.cast(given, INT64)
         if given is not None:  # (2)
-            is_wanted = builder.op("GreaterOrEqual", [slots, builder.ints([0])], ir.DataType.BOOL)
-            slots, *stored = (
-                builder.op("Compress", [value, is_wanted], self.dtype(value), {"axis": 0}) for value in (slots, *stored)
-            )
+            is_wanted = builder.greater_or_equal(slots, builder.ints([0]))
+            slots, *stored = (builder.op("Compress", [value, is_wanted], {"axis": 0}) for value in (slots, *stored))
         return [self.pages.write(cache, value, slots) for cache, value in zip(caches, stored, strict=True)]
 
     def _stored(self, rows: ir.Value, cache: ir.Value, place: int) -> ir.Value:
@@ -154,9 +152,9 @@ class PagedCall(CachedCall):
             raise self.decline(f"its {letter}_quant_type {quantised!r}, {letter}_scale and cache do not fit together")
         if scale is None:
             return rows
-        shares = builder.op("Div", [builder.cast(rows, FLOAT), scale], FLOAT)  # (3)
+        shares = builder.div(builder.cast(rows, FLOAT), scale)  # (3)
         low, high = (builder.constant(np.array(number, np.float32), "number") for number in (-128, 127))
-        return builder.cast(builder.op("Clip", [builder.op("Round", [shares], FLOAT), low, high], FLOAT), INT8)
+        return builder.cast(builder.op("Clip", [builder.op("Round", [shares]), low, high]), INT8)
 
     def _scale(self, place: int) -> ir.Value | None:
         """The scale of the keys or the values of int8, which broadcasts to [T, heads, size]."""
@@ -164,7 +162,7 @@ class PagedCall(CachedCall):
         if scale is None or kind not in ("PER_TENSOR", "PER_CHANNEL"):
             return None
         shape = [1] if kind == "PER_TENSOR" else [self.sizes.kv_heads, -1]
-        return self.builder.op("Reshape", [scale, self.builder.ints(shape)], FLOAT)
+        return self.builder.reshape(scale, shape)
 
     def read(self, caches: list[ir.Value], slots: ir.Value) -> tuple[ir.Value, ir.Value]:
         """The keys and values in these places, in the type of query."""
@@ -184,11 +182,11 @@ class PagedCall(CachedCall):
         scale = self._scale(place)
         if scale is None:
             return rows
-        return self.builder.cast(self.builder.op("Mul", [self.builder.cast(rows, FLOAT), scale], FLOAT), self.kind)
+        return self.builder.cast(self.builder.mul(self.builder.cast(rows, FLOAT), scale), self.kind)
 
     def put_results(self, out: ir.Value, caches: list[ir.Value]) -> None:
         """Put a result [T, heads, width] and the caches in the places of the outputs."""
         shape = self.builder.ints([0, self.sizes.heads * self.sizes.width])
-        self.put(self.node.outputs[0], self.builder.op("Reshape", [out, shape], self.kind))
+        self.put(self.node.outputs[0], self.builder.reshape(out, shape))
         for output, cache in zip(self.node.outputs[1:], caches, strict=False):
             self.put(output, cache)

@@ -28,8 +28,8 @@ NO_POSITION = int(np.iinfo(np.int32).min)
 
 def refused_below_zero(builder: Builder, positions: ir.Value) -> ir.Value:
     """First positions, int64 [B], of which one below 0 becomes one that no index and no number of keys can have."""
-    is_malformed = builder.op("Less", [positions, builder.ints([0])], ir.DataType.BOOL)
-    return builder.op("Where", [is_malformed, builder.ints([NO_POSITION]), positions], INT64)
+    is_malformed = builder.less(positions, builder.ints([0]))
+    return builder.where(is_malformed, builder.ints([NO_POSITION]), positions)
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,16 @@ class Rows:
     @staticmethod
     def of(builder: Builder, ends: ir.Value, begins: ir.Value, first: ir.Value) -> Rows:
         """The rows of sequences that begin at the rows `begins` with the positions `first`, int64 [B]."""
-        bounds = [builder.ints([number]) for number in (-1, LARGEST, 0)]
-        count = builder.op("Slice", [ends, *bounds], INT64)
-        places = builder.op("Add", [count, builder.ints([1])], INT64)
-        zeros = builder.op("Expand", [builder.ints([0]), places], INT64)
-        ones = builder.op("Expand", [builder.ints([1]), builder.op("Shape", [ends], INT64)], INT64)
-        marks = builder.op("ScatterElements", [zeros, ends, ones], INT64, {"axis": 0, "reduction": "add"})
-        counted = builder.op("CumSum", [marks, builder.constant(np.array(0, np.int64), "number")], INT64)
-        owner = builder.op("Slice", [counted, builder.ints([0]), count, builder.ints([0])], INT64)
-        shift = builder.op("Sub", [first, begins], INT64)
-        own = builder.op("Gather", [shift, owner], INT64, {"axis": 0})
-        return Rows(ends, count, owner, builder.op("Add", [builder.range(count), own], INT64))
+        count = builder.slice(ends, [-1], [LARGEST], [0])
+        places = builder.add(count, builder.ints([1]))
+        zeros = builder.expand(builder.ints([0]), places)
+        ones = builder.expand(builder.ints([1]), builder.shape_of(ends))
+        marks = builder.op("ScatterElements", [zeros, ends, ones], {"axis": 0, "reduction": "add"})
+        counted = builder.cum_sum(marks, builder.constant(np.array(0, np.int64), "number"))
+        owner = builder.slice(counted, [0], count, [0])
+        shift = builder.sub(first, begins)
+        own = builder.gather(shift, owner, 0)
+        return Rows(ends, count, owner, builder.add(builder.range(count), own))
 
 
 @dataclass(frozen=True)
@@ -74,15 +73,15 @@ class Sequences:
     def of(builder: Builder, limits: ir.Value, past: ir.Value) -> Sequences:
         """Those of cumulative_sequence_length [B + 1] and past_seqlens [B]."""
         wide, bounds = builder.cast(limits, INT64), builder.ints
-        begins = builder.op("Slice", [wide, bounds([0]), bounds([-1]), bounds([0])], INT64)
-        ends = builder.op("Slice", [wide, bounds([1]), bounds([LARGEST]), bounds([0])], INT64)
+        begins = builder.slice(wide, bounds([0]), bounds([-1]), bounds([0]))
+        ends = builder.slice(wide, bounds([1]), bounds([LARGEST]), bounds([0]))
         return Sequences(builder, begins, ends, refused_below_zero(builder, builder.cast(past, INT64)))
 
     @property
     def is_single(self) -> ir.Value:
         """Which sequences have one token, booleans [B]."""
-        new = self.builder.op("Sub", [self.ends, self.begins], INT64)
-        return self.builder.op("Equal", [new, self.builder.ints([1])], ir.DataType.BOOL)
+        new = self.builder.sub(self.ends, self.begins)
+        return self.builder.equal(new, self.builder.ints([1]))
 
     def tokens(self) -> Rows:
         """The new tokens."""
@@ -92,17 +91,17 @@ class Sequences:
         """The keys that some token attends, which sees `window` of them at most; all where that is below 0. A sequence
         of fewer than `least` tokens has none."""
         builder, zero = self.builder, self.builder.ints([0])
-        new = builder.op("Sub", [self.ends, self.begins], INT64)
-        first = builder.op("Mul", [self.past, zero], INT64)
+        new = builder.sub(self.ends, self.begins)
+        first = builder.mul(self.past, zero)
         if window > 0:
-            earliest = builder.op("Add", [self.past, builder.ints([1 - window])], INT64)
-            first = builder.op("Max", [earliest, zero], INT64)
-        seen = builder.op("Sub", [builder.op("Add", [self.past, new], INT64), first], INT64)
-        is_there = builder.op("GreaterOrEqual", [new, builder.ints([least])], ir.DataType.BOOL)
-        lengths = builder.op("Where", [is_there, seen, zero], INT64)
+            earliest = builder.add(self.past, builder.ints([1 - window]))
+            first = builder.max(earliest, zero)
+        seen = builder.sub(builder.add(self.past, new), first)
+        is_there = builder.greater_or_equal(new, builder.ints([least]))
+        lengths = builder.where(is_there, seen, zero)
         axis = builder.constant(np.array(0, np.int64), "number")
-        ends = builder.op("CumSum", [lengths, axis], INT64)
-        begins = builder.op("Sub", [ends, lengths], INT64)
+        ends = builder.cum_sum(lengths, axis)
+        begins = builder.sub(ends, lengths)
         return Rows.of(builder, ends, begins, first)
 
 
@@ -118,29 +117,28 @@ class Pages:
     def of(builder: Builder, table: ir.Value, cache: ir.Value) -> Pages:
         """Those of a block table, int32, and a cache [blocks, tokens, heads, size]."""
         zero, absent = (builder.constant(np.array(number, np.int32), "number") for number in (0, NO_PAGE))
-        is_absent = builder.op("Less", [table, zero], ir.DataType.BOOL)
-        safe = builder.op("Where", [is_absent, absent, table], INT32)
+        is_absent = builder.less(table, zero)
+        safe = builder.where(is_absent, absent, table)
         return Pages(builder, safe, builder.dimension(cache, 1))
 
     def slots(self, rows: Rows) -> ir.Value:
         """The number of each row's place among those of all blocks, int64 [count]."""
         builder = self.builder
-        number = builder.op("Div", [rows.positions, self.block_size], INT64)
-        pair = builder.joined([builder.units("Unsqueeze", part, (1,)) for part in (rows.owner, number)], INT64, 1)
-        block = builder.cast(builder.op("GatherND", [self.table, pair], INT32), INT64)
-        place = builder.op("Sub", [rows.positions, builder.op("Mul", [number, self.block_size], INT64)], INT64)
-        return builder.op("Add", [builder.op("Mul", [block, self.block_size], INT64), place], INT64)
+        number = builder.div(rows.positions, self.block_size)
+        pair = builder.concat([builder.unsqueeze(part, (1,)) for part in (rows.owner, number)], 1)
+        block = builder.cast(builder.op("GatherND", [self.table, pair]), INT64)
+        place = builder.sub(rows.positions, builder.mul(number, self.block_size))
+        return builder.add(builder.mul(block, self.block_size), place)
 
     def write(self, cache: ir.Value, rows: ir.Value, slots: ir.Value) -> ir.Value:
         """The cache with rows [count, heads, size] in these places, int64 [count]."""
         builder = self.builder
-        block = builder.op("Div", [slots, self.block_size], INT64)
-        place = builder.op("Sub", [slots, builder.op("Mul", [block, self.block_size], INT64)], INT64)
-        pair = builder.joined([builder.units("Unsqueeze", part, (1,)) for part in (block, place)], INT64, 1)
-        return builder.op("ScatterND", [cache, pair, rows], builder.info.dtype(cache))
+        block = builder.div(slots, self.block_size)
+        place = builder.sub(slots, builder.mul(block, self.block_size))
+        pair = builder.concat([builder.unsqueeze(part, (1,)) for part in (block, place)], 1)
+        return builder.scatter_nd(cache, pair, rows)
 
     def read(self, cache: ir.Value, slots: ir.Value, heads: int, size: int) -> ir.Value:
         """The rows [count, heads, size] of a cache in these places, int64 [count]."""
-        dtype = self.builder.info.dtype(cache)
-        flat = self.builder.op("Reshape", [cache, self.builder.ints([-1, heads, size])], dtype)
-        return self.builder.op("Gather", [flat, slots], dtype, {"axis": 0})
+        flat = self.builder.reshape(cache, [-1, heads, size])
+        return self.builder.gather(flat, slots, 0)

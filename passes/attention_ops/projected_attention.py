@@ -79,9 +79,8 @@ def _converted(call: OpConverter, places: InputIndices) -> ConvertedOp:
     match, keys, values = projected.match(presents=present is not None)
     if present is None:
         return ConvertedOp(match)
-    dtype = call.info.dtype(keys)
-    parts = [builder.units("Unsqueeze", part, (0,)) for part in (keys, values)]
-    return ConvertedOp(match, ((present, builder.op("Concat", parts, dtype, {"axis": 0})),))
+    parts = [builder.unsqueeze(part, (0,)) for part in (keys, values)]
+    return ConvertedOp(match, ((present, builder.concat(parts, 0)),))
 
 
 def _widths(call: OpConverter) -> list[int]:
@@ -99,20 +98,19 @@ def _projected(call: OpConverter, widths: list[int], quantisation: tuple[int, in
     """Query, key and value, [B, S, width] each."""
     builder, operands, bias = call.builder, [call.required_input(0), call.required_input(WEIGHTS)], call.input(BIAS)
     if quantisation is None:
-        dtype = call.info.dtype(operands[0])
-        made = builder.op("MatMul", operands, dtype)
+        made = builder.op("MatMul", operands)
         if bias is not None:
-            made = builder.op("Add", [made, bias], dtype)
+            made = builder.add(made, bias)
     else:
         scale, zero_point, weight_scale, weight_zero_point = (call.input(index) for index in quantisation)
         if scale is None or call.info.dtype(scale) != ir.DataType.FLOAT:
             raise call.decline(Code.READY_MADE, "a quantised product has a CPU kernel for float32 results only")
         inputs = [*operands, scale, weight_scale, zero_point, weight_zero_point, bias]
-        made = builder.op("MatMulIntegerToFloat", inputs, ir.DataType.FLOAT, domain=call.node.domain)
+        made = builder.op("MatMulIntegerToFloat", inputs, dtype=ir.DataType.FLOAT, domain=call.node.domain)
     ends = np.cumsum([0, *widths])
     return [part_of(call, made, int(ends[index]), int(ends[index + 1]), axis=2) for index in range(3)]
 
 
 def _half(call: OpConverter, past: ir.Value, index: int) -> ir.Value:
     number = call.builder.constant(np.array(index, dtype=np.int64), "number")
-    return call.builder.op("Gather", [past, number], call.info.dtype(past), {"axis": 0})
+    return call.builder.gather(past, number, 0)

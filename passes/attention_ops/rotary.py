@@ -21,7 +21,6 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.group_cache import RunSizes
-from fa_compiler.passes.emit.build import INT64
 from fa_compiler.passes.emit.rotary import rotate_heads
 from fa_compiler.passes.ir.nodes import int_attr
 
@@ -41,14 +40,13 @@ class Rotary:
         """The rotation by the positions of one run."""
         builder, given = call.builder, call.input(POSITIONS)
         offsets = builder.range(sizes.rows)
-        starts = builder.units("Unsqueeze", sizes.before, (1,))
-        counted = builder.op("Add", [starts, builder.units("Unsqueeze", offsets, (0,))], INT64)
+        starts = builder.unsqueeze(sizes.before, (1,))
+        counted = builder.add(starts, builder.unsqueeze(offsets, (0,)))
         if given is None:
             return Rotary(call, counted)
-        bounds = [builder.ints(numbers) for numbers in ((0, 0), (1, 1), (0, 1))]
-        first = builder.op("Slice", [given, *bounds], INT64)
-        from_first = builder.op("Add", [first, counted], INT64)
-        return Rotary(call, builder.op("Where", [sizes.prompt, from_first, given], INT64))
+        first = builder.slice(given, (0, 0), (1, 1), (0, 1))
+        from_first = builder.add(first, counted)
+        return Rotary(call, builder.where(sizes.prompt, from_first, given))
 
     def turned(self, value: ir.Value, heads: int) -> ir.Value:
         """The rotated queries or keys. Raises Decline."""
@@ -64,14 +62,14 @@ class Rotary:
         if 2 * half * heads != width:
             attrs |= {"num_heads": heads, "rotary_embedding_dim": 2 * half}
         inputs = [value, self.positions, cos, sin]
-        return call.builder.op("RotaryEmbedding", inputs, call.info.dtype(value), attrs, domain=DOMAIN)
+        return call.builder.op("RotaryEmbedding", inputs, attrs, dtype=call.info.dtype(value), domain=DOMAIN)
 
     def _written_out(self, value: ir.Value, heads: int, size: int, part: int, interleaved: bool) -> ir.Value:
-        builder, dtype = self.call.builder, self.call.info.dtype(value)
+        builder = self.call.builder
         cos, sin = (
-            builder.units("Unsqueeze", builder.op("Gather", [table, self.positions], dtype, {"axis": 0}), (2,))
+            builder.unsqueeze(builder.gather(table, self.positions, 0), (2,))
             for table in (self.call.required_input(COS), self.call.required_input(SIN))
         )
-        by_head = builder.op("Reshape", [value, builder.ints([0, 0, heads, size])], dtype)
+        by_head = builder.reshape(value, [0, 0, heads, size])
         result = rotate_heads(builder, by_head, cos, sin, size, part, interleaved)
-        return builder.op("Reshape", [result, builder.ints([0, 0, heads * size])], dtype)
+        return builder.reshape(result, [0, 0, heads * size])

@@ -21,13 +21,13 @@ def selected_entries(conversion: DirectConversion, given: ir.Value, counts: ir.V
     if shape is None or len(shape) != 2:
         raise conversion.decline("selected_indices is not proven to be [T, entries]")
     places = builder.range(builder.dimension(given, 1))
-    wide = builder.units("Unsqueeze", builder.cast(counts, INT64), (1,))
-    does_count = builder.op("Less", [places, wide], ir.DataType.BOOL)
+    wide = builder.unsqueeze(builder.cast(counts, INT64), (1,))
+    does_count = builder.less(places, wide)
     nothing = builder.constant(np.array(-1, np.int32), "number")
-    chosen = builder.op("Where", [does_count, given, nothing], INT32)
+    chosen = builder.where(does_count, given, nothing)
     if own is None:
         return chosen
-    last = builder.units("Unsqueeze", builder.cast(own, INT32), (1,))
-    is_later = builder.op("Greater", [chosen, last], ir.DataType.BOOL)
+    last = builder.unsqueeze(builder.cast(own, INT32), (1,))
+    is_later = builder.greater(chosen, last)
     behind = builder.constant(np.array(np.iinfo(np.int32).max, np.int32), "number")
-    return builder.op("Where", [is_later, behind, chosen], INT32)
+    return builder.where(is_later, behind, chosen)

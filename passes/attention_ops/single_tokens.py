@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry.ops.incre_flash_attention import MAX_BLOCK, MAX_D, MAX_GROUP, MAX_N, MAX_PAGE_WIDTH
 from fa_compiler.passes.attention_ops.pages import NO_PAGE, Pages, Sequences
-from fa_compiler.passes.emit.build import INT64, Builder
+from fa_compiler.passes.emit.build import Builder
 
 OP = "IncreFlashAttention"
 PAGE_UNIT = 16
@@ -54,40 +54,38 @@ class SingleTokens:
         """Those of a run, which see `window` keys at most; all where that is below 0."""
         builder, alone = sequences.builder, sequences.is_single
         tokens, past = (
-            builder.op("Compress", [value, alone], INT64, {"axis": 0}) for value in (sequences.begins, sequences.past)
+            builder.op("Compress", [value, alone], {"axis": 0}) for value in (sequences.begins, sequences.past)
         )
-        counts = builder.op("Add", [past, builder.ints([1])], INT64)
-        rows = builder.op("Compress", [pages.table, alone], ir.DataType.INT32, {"axis": 0})
+        counts = builder.add(past, builder.ints([1]))
+        rows = builder.op("Compress", [pages.table, alone], {"axis": 0})
         first = builder.constant(np.zeros((1, 1), np.int32), "number")
-        width = builder.op("Concat", [builder.ints([1]), builder.dimension(pages.table, 1)], INT64, {"axis": 0})
-        nothing = builder.op("Expand", [first, width], ir.DataType.INT32)
-        table = builder.op("Concat", [nothing, rows], ir.DataType.INT32, {"axis": 0})
-        lengths = builder.op("Concat", [builder.ints([0]), counts], INT64, {"axis": 0})
+        width = builder.concat([builder.ints([1]), builder.dimension(pages.table, 1)], 0)
+        nothing = builder.expand(first, width)
+        table = builder.concat([nothing, rows], 0)
+        lengths = builder.concat([builder.ints([0]), counts], 0)
         every = SingleTokens(builder, tokens, table, lengths)
         return every if window < 0 else every._within(window, pages.block_size)
 
     def _within(self, window: int, block_size: ir.Value) -> SingleTokens:
         """The same with the pages of the last `window` keys."""
         builder, most = self.builder, self.builder.dimension(self.table, 1)
-        touched = builder.op(
-            "Div", [builder.op("Add", [block_size, builder.ints([window - 2])], INT64), block_size], INT64
-        )
-        count = builder.op("Min", [builder.op("Add", [touched, builder.ints([1])], INT64), most], INT64)
-        earliest = builder.op("Add", [self.lengths, builder.ints([-window])], INT64)
-        first = builder.op("Max", [earliest, builder.ints([0])], INT64)
-        skipped = builder.op("Div", [first, block_size], INT64)
-        before = builder.op("Mul", [skipped, block_size], INT64)
-        ahead = builder.op("Add", [builder.units("Unsqueeze", skipped, (1,)), builder.range(count)], INT64)
-        last = builder.op("Sub", [most, builder.ints([1])], INT64)
-        columns = builder.op("Min", [ahead, last], INT64)
-        pages = builder.op("GatherElements", [self.table, columns], ir.DataType.INT32, {"axis": 1})
-        is_behind = builder.op("Greater", [ahead, last], ir.DataType.BOOL)
+        touched = builder.div(builder.add(block_size, builder.ints([window - 2])), block_size)
+        count = builder.min(builder.add(touched, builder.ints([1])), most)
+        earliest = builder.add(self.lengths, builder.ints([-window]))
+        first = builder.max(earliest, builder.ints([0]))
+        skipped = builder.div(first, block_size)
+        before = builder.mul(skipped, block_size)
+        ahead = builder.add(builder.unsqueeze(skipped, (1,)), builder.range(count))
+        last = builder.sub(most, builder.ints([1]))
+        columns = builder.min(ahead, last)
+        pages = builder.op("GatherElements", [self.table, columns], {"axis": 1})
+        is_behind = builder.greater(ahead, last)
         absent = builder.constant(np.array(NO_PAGE, np.int32), "number")
-        table = builder.op("Where", [is_behind, absent, pages], ir.DataType.INT32)
-        begin = builder.units("Unsqueeze", builder.op("Sub", [first, before], INT64), (1,))
-        places = builder.range(builder.op("Mul", [count, block_size], INT64))
-        excluded = builder.op("Less", [places, begin], ir.DataType.BOOL)
-        lengths = builder.op("Sub", [self.lengths, before], INT64)
+        table = builder.where(is_behind, absent, pages)
+        begin = builder.unsqueeze(builder.sub(first, before), (1,))
+        places = builder.range(builder.mul(count, block_size))
+        excluded = builder.less(places, begin)
+        lengths = builder.sub(self.lengths, before)
         return replace(self, table=table, lengths=lengths, excluded=excluded)
 
     def inputs(self, query: ir.Value, caches: Sequence[ir.Value]) -> dict[str, ir.Value | None]:
@@ -97,10 +95,10 @@ class SingleTokens:
         assert dtype is not None and shape is not None
         zero = builder.cast(builder.constant(np.zeros((1, 1), np.float32), "number"), dtype)
         sizes = [size.const for size in shape[1:]]
-        nothing = builder.op("Expand", [zero, builder.ints([1, *(size or 0 for size in sizes)])], dtype)
-        own = builder.op("Gather", [query, self.tokens], dtype, {"axis": 0})
-        rows = builder.units("Unsqueeze", builder.op("Concat", [nothing, own], dtype, {"axis": 0}), (1,))
-        key, value = (builder.op("Reshape", [cache, builder.ints([0, 0, -1])], dtype) for cache in caches)
+        nothing = builder.expand(zero, [1, *(size or 0 for size in sizes)])
+        own = builder.gather(query, self.tokens, 0)
+        rows = builder.unsqueeze(builder.concat([nothing, own], 0), (1,))
+        key, value = (builder.reshape(cache, [0, 0, -1]) for cache in caches)
         return {
             "query": rows,
             "key": key,
@@ -113,7 +111,6 @@ class SingleTokens:
     def joined(self, out: ir.Value, rows: ir.Value, dtype: ir.DataType) -> ir.Value:
         """The result [T, heads, size] with the rows of IncreFlashAttention, [count + 1, 1, heads, size]."""
         builder = self.builder
-        bounds = [builder.ints([number]) for number in (1, int(np.iinfo(np.int64).max), 0)]
-        own = builder.units("Squeeze", builder.op("Slice", [rows, *bounds], dtype), (1,))
-        places = builder.units("Unsqueeze", self.tokens, (1,))
-        return builder.op("ScatterND", [out, places, own], dtype)
+        own = builder.squeeze(builder.slice(rows, [1], [int(np.iinfo(np.int64).max)], [0]), (1,))
+        places = builder.unsqueeze(self.tokens, (1,))
+        return builder.scatter_nd(out, places, own)

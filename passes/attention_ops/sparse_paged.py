@@ -21,7 +21,7 @@ from fa_compiler.passes.attention_ops.direct import Attributes, Direct
 from fa_compiler.passes.attention_ops.paged_call import CACHES, PagedCall
 from fa_compiler.passes.attention_ops.pages import Rows
 from fa_compiler.passes.attention_ops.selected import selected_entries
-from fa_compiler.passes.emit.build import INT64, Builder
+from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import text_attr
 from fa_compiler.passes.values.facts import Facts
 
@@ -48,7 +48,7 @@ class _Conversion(PagedCall):
             "sparse_mode": 0,
             "attention_mode": 2,
         }
-        lengths = builder.op("Where", [self._has_tokens(), self._lengths(), builder.ints([0])], INT64)
+        lengths = builder.where(self._has_tokens(), self._lengths(), builder.ints([0]))
         inputs = {
             "query": given.query,
             "key": given.caches[0],
@@ -84,15 +84,15 @@ class _Conversion(PagedCall):
 
     def _has_tokens(self) -> ir.Value:
         """Which sequences have tokens, booleans [B]."""
-        return self.builder.op("Greater", [self.sequences.ends, self.sequences.begins], ir.DataType.BOOL)
+        return self.builder.greater(self.sequences.ends, self.sequences.begins)
 
     def _lengths(self) -> ir.Value:
         """The number of keys of each sequence, int64 [B]."""
-        new = self.builder.op("Sub", [self.sequences.ends, self.sequences.begins], INT64)
-        return self.builder.op("Add", [self.sequences.past, new], INT64)
+        new = self.builder.sub(self.sequences.ends, self.sequences.begins)
+        return self.builder.add(self.sequences.past, new)
 
     def _selected(self, tokens: Rows) -> ir.Value:
         """The selected positions of each token, int32 [T, 1, entries]."""
         own = tokens.positions if self.is_causal else None  # (2)
         given, counts = self.required("selected_indices"), self.required("selected_counts")
-        return self.builder.units("Unsqueeze", selected_entries(self, given, counts, own), (1,))  # (1)
+        return self.builder.unsqueeze(selected_entries(self, given, counts, own), (1,))  # (1)

@@ -115,7 +115,7 @@ def moved_to(
         value = _sum_first(value, dtype, builder)
     if not _is_one(destination.target.factor):
         number = builder.constant(np.array(destination.target.factor, dtype=dtype.numpy()), "number")
-        value = builder.op("Mul", [value, number], dtype)
+        value = builder.mul(value, number)
     wanted = builder.info.dtype(destination.target.value)
     return value if wanted is None else builder.cast(value, wanted)
 
@@ -134,8 +134,8 @@ def replace_destinations(pairs: list[tuple[GradientTarget, ir.Value]], rewriter:
 
 def _sum_first(value: ir.Value, dtype: ir.DataType, builder: Builder) -> ir.Value:
     if builder.opset >= 13:
-        return builder.op("ReduceSum", [value, builder.ints([0])], dtype, {"keepdims": 0})
-    return builder.op("ReduceSum", [value], dtype, {"axes": (0,), "keepdims": 0})
+        return builder.op("ReduceSum", [value, builder.ints([0])], {"keepdims": 0})
+    return builder.op("ReduceSum", [value], {"axes": (0,), "keepdims": 0})
 
 
 def _axes(dims: Arrangement) -> set[object]:

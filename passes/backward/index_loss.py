@@ -84,7 +84,7 @@ class IndexLoss:
         if maker is not None and (maker.domain, maker.op_type) == (DOMAIN, "LightningIndexer"):
             return attended
         builder = self.rewriter.builder
-        return builder.units("Unsqueeze", builder.cast(self.found.entries(builder), INT32), [2])
+        return builder.unsqueeze(builder.cast(self.found.entries(builder), INT32), [2])
 
     def _decline(self, reason: str) -> Decline:
         return Decline(Code.TRAINING, f"the indexer's loss: {reason}", self.record.node)
@@ -146,7 +146,7 @@ class IndexLoss:
         builder, scores = self.rewriter.builder, self.record.scores
         if name == "loss":
             rank = len(builder.info.shape(target.value) or ())
-            value = builder.op("Reshape", [value, builder.ints([1] * rank)], ir.DataType.FLOAT)
+            value = builder.reshape(value, [1] * rank)
             return target, moved_to(value, (), GradientDestination(target, (), ()), ir.DataType.FLOAT, builder, emitter)
         dims = scores.wanted[GRADIENTS.index(name)]
         plan = plan_moves(dims, target.dims)

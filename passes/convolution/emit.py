@@ -8,7 +8,6 @@ tokens of 4,096 channels take 58 ms as exported, 44 ms with the Transposes and 1
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -66,7 +65,7 @@ class Emitter:
         if match.last_columns is not None:
             pairs.append((match.last_columns, present))
         if match.more_columns is not None and past is not None:
-            joined = self.builder.op("Concat", [past, match.window.x], match.dtype, {"axis": TOKENS})
+            joined = self.builder.concat([past, match.window.x], TOKENS)
             pairs.append((match.more_columns, joined))
         if source is not None:
             pairs += self._cuts(source)
@@ -79,10 +78,7 @@ class Emitter:
             return state
         if self.builder.opset < SLICE_BY_INPUTS:
             raise Decline(Code.OPSET, "the state cannot be cut in this opset", self.match.node, NEWER_OPSET)
-        return self._cut(state, [self.builder.ints([number]) for number in (-history, END, TOKENS)])
-
-    def _cut(self, value: ir.Value, bounds: Sequence[ir.Value | None]) -> ir.Value:
-        return self.builder.op("Slice", [value, *bounds], self.match.dtype)
+        return self.builder.slice(state, [-history], [END], [TOKENS])
 
     def _results(self, output: ir.Value, source: ir.Value | None) -> Pairs:
         """The old results with the new one: [B,T,C] where the operator reads the source of x."""
@@ -92,7 +88,7 @@ class Emitter:
         return [(value, output) for value in result.copies or (result.value,)]
 
     def _turned(self, value: ir.Value) -> ir.Value:
-        return self.builder.op("Transpose", [value], self.match.dtype, {"perm": tuple(TURNED)})
+        return self.builder.transpose(value, tuple(TURNED))
 
     def _cuts(self, source: ir.Value) -> Pairs:
         """The Slices along the tokens of x, transposed alone; none where something else reads x, which then stays."""
@@ -102,7 +98,8 @@ class Emitter:
         if x.is_graph_output() or not all(map(self._cuts_tokens, readers)):
             return []
         axis = self.builder.ints([1])
-        cuts = ((node, self._cut(source, [*node.inputs[1:AXES], axis, *node.inputs[AXES + 1 :]])) for node in readers)
+        bounds = ([source, *node.inputs[1:AXES], axis, *node.inputs[AXES + 1 :]] for node in readers)
+        cuts = ((node, self.builder.op("Slice", own)) for node, own in zip(readers, bounds, strict=True))
         return [(node.outputs[0], self._turned(cut)) for node, cut in cuts]
 
     def _cuts_tokens(self, node: ir.Node) -> bool:

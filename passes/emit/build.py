@@ -15,12 +15,12 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
+from fa_compiler.passes.emit.operators import AttrValue, Operators
 from fa_compiler.passes.ir.nodes import graph_opset, int_attr, operand_at, takes_initializers
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-AttrValue = int | float | str | Sequence[int]
 AXES_AS_INPUT = {"ReduceSum": 13}
 """The first opsets in which a reduction has its axes as an input; 18 for all others."""
 PREFIX = "fa"
@@ -97,7 +97,7 @@ class Place:
 
 
 @dataclass
-class Builder:
+class Builder(Operators):
     """Adds nodes to one graph. The graph is left unsorted: its owner sorts it once at the end."""
 
     graph: ir.Graph
@@ -180,14 +180,15 @@ class Builder:
         self,
         op_type: str,
         inputs: Sequence[ir.Value | None],
-        dtype: ir.DataType | None,
         attrs: Mapping[str, AttrValue] | None = None,
+        *,
+        dtype: ir.DataType | None = None,
         outputs: int = 1,
         domain: str = "",
-        *,
         stays: bool = False,
     ) -> ir.Value:
-        """The first output of a new operator with this number of outputs; the same value for an equal request.
+        """The first output of a new operator with this number of outputs; the same value for an equal request. `dtype`
+        is its type where shape inference does not know the operator.
 
         An operator that moves what a DequantizeLinear gives is put in front of it (dequantised.py), unless it `stays`.
         """
@@ -220,19 +221,12 @@ class Builder:
     ) -> ir.Value:
         """A DequantizeLinear of the integers of `source` behind its operators and a new one. `others` are the inputs of
         the new one after the first."""
-        value, dtype = source.integers, self.info.dtype(source.integers)
+        value = source.integers
         for move in source.moves:
-            own = {name: attr.value for name, attr in move.attributes.items()}
-            value = self.op(move.op_type, [value, *move.inputs[1:]], dtype, own)
-        value = self.op(op_type, [value, *others], dtype, attrs)
+            value = self.again(move, [value, *move.inputs[1:]])
+        value = self.op(op_type, [value, *others], attrs)
         scales, real = source.node.inputs[1:], self.info.dtype(source.node.outputs[0])
-        return self.op("DequantizeLinear", [value, *scales], real, source.attributes, domain=source.node.domain)
-
-    def joined(self, parts: Sequence[ir.Value], dtype: ir.DataType | None, axis: int) -> ir.Value:
-        """Tensors of a type joined along an axis; a single one as it is."""
-        if len(parts) == 1:
-            return parts[0]
-        return self.op("Concat", parts, dtype, {"axis": axis})
+        return self.op("DequantizeLinear", [value, *scales], source.attributes, dtype=real, domain=source.node.domain)
 
     def replace(self, old: ir.Value, new: ir.Value) -> None:
         """Put a value in the place of another one, under its name if that is an output of the graph."""
@@ -247,21 +241,26 @@ class Builder:
         can_be_named = self.has_made(new) and not new.is_graph_output()
         return self.alias(new) if old.is_graph_output() and not can_be_named else new
 
-    def units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
-        """A value after Squeeze or Unsqueeze; the value itself where there are no axes."""
+    def squeeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """A value without some dimensions of 1; as it is where there are none."""
+        return self._units("Squeeze", value, axes)
+
+    def unsqueeze(self, value: ir.Value, axes: Sequence[int]) -> ir.Value:
+        """A value with more dimensions of 1; as it is where there are none."""
+        return self._units("Unsqueeze", value, axes)
+
+    def _units(self, op_type: str, value: ir.Value, axes: Sequence[int]) -> ir.Value:
         if not axes:
             return value
-        dtype = self.info.dtype(value)
         if self.opset >= 13:
-            return self.op(op_type, [value, self.ints(axes)], dtype)
-        return self.op(op_type, [value], dtype, {"axes": tuple(axes)})
+            return self.op(op_type, [value, self.ints(axes)])
+        return self.op(op_type, [value], {"axes": tuple(axes)})
 
     def reduced(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
         """A value reduced along one axis by an operator such as ReduceMin; the axis stays, with size 1."""
-        dtype = self.info.dtype(value)
         if self.opset >= AXES_AS_INPUT.get(op_type, 18):
-            return self.op(op_type, [value, self.ints([axis])], dtype)
-        return self.op(op_type, [value], dtype, {"axes": (axis,)})
+            return self.op(op_type, [value, self.ints([axis])])
+        return self.op(op_type, [value], {"axes": (axis,)})
 
     def split(self, value: ir.Value, axis: int, sizes: Sequence[int]) -> Sequence[ir.Value]:
         """A value cut along one axis into parts of these sizes."""
@@ -271,7 +270,7 @@ class Builder:
             inputs.append(self.ints(sizes))
         else:
             attributes["split"] = tuple(sizes)
-        node = self.op("Split", inputs, self.info.dtype(value), attributes, len(sizes)).producer()
+        node = self.op("Split", inputs, attributes, outputs=len(sizes)).producer()
         assert node is not None
         return node.outputs
 
@@ -345,8 +344,7 @@ class Builder:
         shape = self.info.shape(value)
         if shape is not None and (size := shape[axis].const) is not None:
             return self.ints([size])
-        every = self.op("Shape", [value], INT64)
-        return self.op("Gather", [every, self.ints([axis])], INT64, {"axis": 0})
+        return self.gather(self.shape_of(value), [axis], 0)
 
     def length(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of one dimension of an operand of an attention operator that the model holds, int64 [1].
@@ -369,13 +367,13 @@ class Builder:
     def range(self, count: ir.Value) -> ir.Value:
         """The numbers 0, 1, ... below a count, which is int64 [1]."""
         zero, one = (self.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
-        return self.op("Range", [zero, self.units("Squeeze", count, (0,)), one], INT64)
+        return self.op("Range", [zero, self.squeeze(count, (0,)), one])
 
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """The value in this type."""
         if self.info.dtype(value) == dtype:
             return value
-        return self.op("Cast", [value], dtype, {"to": int(dtype)})
+        return self.op("Cast", [value], {"to": int(dtype)})
 
 
 @dataclass(frozen=True)
@@ -390,18 +388,17 @@ class LayoutEmitter:
     def apply(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> ir.Value:
         """The value after the moves of the plan. Raises Decline where a size cannot be computed or is folded
         unproven."""
-        dtype = self.builder.info.dtype(value)
         short = self.space.short_dims(dims, self.builder.info.shape(value))
         if any(dim not in move.dims for move in plan if isinstance(move, Reshape) for dim in short):
             raise Decline(Code.SHAPE, f"{value.name!r} folds a size that may be 1 in some run with others")
         if self._folds_unproven(value, dims, plan):
-            value = self.builder.op("Expand", [value, self._full_target(dims, self.size_sources)], dtype)
+            value = self.builder.expand(value, self._full_target(dims, self.size_sources))
         for move in plan:
             if isinstance(move, Transpose):
-                value = self.builder.op("Transpose", [value], dtype, {"perm": move.perm})
+                value = self.builder.transpose(value, move.perm)
             elif isinstance(move, SqueezeUnsqueeze):
-                value = self.builder.units("Squeeze", value, move.removed)
-                value = self.builder.units("Unsqueeze", value, move.inserted)
+                value = self.builder.squeeze(value, move.removed)
+                value = self.builder.unsqueeze(value, move.inserted)
             elif isinstance(move, Reshape):
                 value = self._reshape(value, dims, move.dims)
             else:
@@ -409,7 +406,7 @@ class LayoutEmitter:
                 if not any(map(self.space.may_broadcast, dims)):
                     sources.append((value, dims))
                 target = self._full_target(move.dims, sources)
-                value = self.builder.op("Expand", [value, target], dtype)
+                value = self.builder.expand(value, target)
             dims = move.dims
         return value
 
@@ -441,16 +438,12 @@ class LayoutEmitter:
         shape = self.builder.info.shape(value) or ()
         if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
             return value
-        return self.builder.op(
-            "Expand", [value, self._full_target(dims, self.size_sources)], self.builder.info.dtype(value)
-        )
+        return self.builder.expand(value, self._full_target(dims, self.size_sources))
 
     def cut(self, value: ir.Value, dims: Arrangement, dimension: int) -> ir.Value:
         """The first elements of a value in a dimension, as many as its axis has."""
         builder, size = self.builder, self._full_target(dims[dimension : dimension + 1], self.size_sources)
-        return builder.op(
-            "Slice", [value, builder.ints([0]), size, builder.ints([dimension])], builder.info.dtype(value)
-        )
+        return builder.slice(value, [0], size, [dimension])
 
     def shape_vector(self, dims: Arrangement, reader: ir.Node, terms: Sequence[ir.Value]) -> ir.Value:
         """The result of the Shape node `reader`, for a value of this arrangement.
@@ -493,8 +486,8 @@ class LayoutEmitter:
                 missing.difference_update(own.broadcast_parts)
                 other = self.builder.dimension(value, place)
                 if result is not None:  # each size is 1 or that of the others
-                    one = self.builder.op("Equal", [result, self.builder.ints([1])], ir.DataType.BOOL)
-                    other = self.builder.op("Where", [one, other, result], INT64)
+                    one = self.builder.equal(result, self.builder.ints([1]))
+                    other = self.builder.where(one, other, result)
                 result = other
         if missing:
             return None
@@ -511,7 +504,6 @@ class LayoutEmitter:
         0. Before opset 14 a 0 in a computed target copies a dimension, too: such a run may end in an error of this
         Reshape.
         """
-        dtype = self.builder.info.dtype(value)
         sizes: list[int | None] = []
         for index, dim in enumerate(target):
             size = self.space.size(dim).const or None
@@ -520,13 +512,13 @@ class LayoutEmitter:
             sizes.append(size)
         if None not in sizes or (sizes.count(None) == 1 and 0 not in sizes):
             shape = self.builder.ints([-1 if size is None else size for size in sizes])
-            return self.builder.op("Reshape", [value, shape], dtype)
+            return self.builder.reshape(value, shape)
         # The value's own dimensions come first: two axes that walk together may be 1 and n in some run.
         shape = self._full_target(target, [(value, dims), *self.size_sources])
         attrs = {}
         if self.builder.opset >= 14:
             attrs["allowzero"] = 1
-        return self.builder.op("Reshape", [value, shape], dtype, attrs)
+        return self.builder.op("Reshape", [value, shape], attrs)
 
     def _full_target(self, target: Arrangement, size_sources: Sequence[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The target's sizes as a vector computed at run time, constants where they are known."""
@@ -537,7 +529,7 @@ class LayoutEmitter:
         """Sizes as one vector: a constant where all of them are known, else made of its parts."""
         if None not in consts:
             return self.builder.ints([size for size in consts if size is not None])
-        return self.builder.joined(parts(), INT64, 0)
+        return self.builder.concat(parts(), 0)
 
     def _size(self, dim: Axes, size_sources: Sequence[tuple[ir.Value, Arrangement]]) -> ir.Value:
         """The product of the axes' sizes as a vector of one element."""
@@ -552,10 +544,10 @@ class LayoutEmitter:
                     size = self.builder.dimension(value, index)
                     if others == 1:
                         return size
-                    return self.builder.op("Div", [size, self.builder.ints([others])], INT64)
+                    return self.builder.div(size, self.builder.ints([others]))
         if len(dim) > 1:
             total = self._size(dim[:1], size_sources)
-            return self.builder.op("Mul", [total, self._size(dim[1:], size_sources)], INT64)
+            return self.builder.mul(total, self._size(dim[1:], size_sources))
         if self.space.may_broadcast(dim) or (given := self._size_of_input(self.space.size(dim))) is None:
             raise Decline(Code.SHAPE, "the size of an axis cannot be computed from any operand")
         return given

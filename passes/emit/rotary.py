@@ -19,15 +19,13 @@ def rotate_heads(
 
     x has rank 4 and heads of `size` elements along its last axis. cos and sin broadcast to [..., part / 2].
     """
-    dtype = builder.info.dtype(x)
 
     def cut(start: int, end: int, step: int = 1) -> ir.Value:
-        bounds = [builder.ints([number]) for number in (start, end, 3, step)]
-        return builder.op("Slice", [x, *bounds], dtype)
+        return builder.slice(x, [start], [end], [3], [step])
 
     def combined(sign: str, first: ir.Value, second: ir.Value) -> ir.Value:
-        products = [builder.op("Mul", [cos, first], dtype), builder.op("Mul", [sin, second], dtype)]
-        return builder.op(sign, products, dtype)
+        products = [builder.mul(cos, first), builder.mul(sin, second)]
+        return builder.op(sign, products)
 
     if interleaved:
         x1, x2 = cut(0, part, 2), cut(1, part, 2)
@@ -35,8 +33,8 @@ def rotate_heads(
         x1, x2 = cut(0, part // 2), cut(part // 2, part)
     parts = [combined("Sub", x1, x2), combined("Add", x2, x1)]
     if interleaved:
-        pair = builder.op("Concat", [builder.units("Unsqueeze", half, [4]) for half in parts], dtype, {"axis": 4})
-        parts = [builder.op("Reshape", [pair, builder.ints([0, 0, 0, part])], dtype)]
+        pair = builder.concat([builder.unsqueeze(half, [4]) for half in parts], 4)
+        parts = [builder.reshape(pair, [0, 0, 0, part])]
     if part < size:
         parts.append(cut(part, size))
-    return builder.joined(parts, dtype, 3)
+    return builder.concat(parts, 3)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.emit.build import INT64, Builder
+from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT
 
 
@@ -21,16 +21,16 @@ def scatter_row_indices(builder: Builder, leading: Sequence[ir.Value], rows: ir.
     `leading` and `count` are sizes, int64 [1]. `rows` are indices that broadcast to [*leading, count, 1].
     """
     depth = len(leading)
-    target = builder.op("Concat", [*leading, count, builder.ints([1])], INT64, {"axis": 0})
+    target = builder.concat([*leading, count, builder.ints([1])], 0)
     parts = []
     for axis, size in enumerate(leading):
         numbers = _below(builder, size)
         others = tuple(other for other in range(depth + 2) if other != axis)
-        parts.append(builder.op("Expand", [builder.units("Unsqueeze", numbers, others), target], INT64))
-    parts.append(builder.op("Expand", [rows, target], INT64))
+        parts.append(builder.expand(builder.unsqueeze(numbers, others), target))
+    parts.append(builder.expand(rows, target))
     if len(parts) == 1:
         return parts[0]
-    return builder.op("Concat", parts, INT64, {"axis": depth + 1})
+    return builder.concat(parts, depth + 1)
 
 
 def _below(builder: Builder, size: ir.Value) -> ir.Value:

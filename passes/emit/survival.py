@@ -106,8 +106,7 @@ def _move_in_front(node: ir.Node, builder: Builder) -> bool:
         return False
     if not output.is_graph_output() and all(is_op(reader, "QuantizeLinear") for reader in data_readers(output)):
         return False
-    attributes = {name: attr.value for name, attr in node.attributes.items()}
-    builder.replace(output, builder.op(node.op_type, node.inputs, info.dtype(output), attributes))
+    builder.replace(output, builder.again(node, node.inputs))
     return True
 
 
@@ -142,9 +141,9 @@ def _multiply(node: ir.Node, builder: Builder) -> bool:
     if scales and scales[0].const != 1:
         rank = len(shape)
         axis = int_attr(node, "axis", 1) % rank
-        scale = builder.units("Unsqueeze", scale, tuple(range(1, rank - axis)))
+        scale = builder.unsqueeze(scale, tuple(range(1, rank - axis)))
     real = builder.cast(integers, ir.DataType.FLOAT)
-    builder.replace(output, builder.op("Mul", [real, scale], ir.DataType.FLOAT))
+    builder.replace(output, builder.mul(real, scale))
     return True
 
 

@@ -98,9 +98,9 @@ class BufferRewrite:
             builder, first, axis = builders[choice.other], choice.first, cache.axis
             count = builder.dimension(first, axis)
             leading = [builder.dimension(cache.past, outer) for outer in range(axis)]
-            rows = builder.units("Unsqueeze", builder.range(count), (*range(axis), axis + 1))
+            rows = builder.unsqueeze(builder.range(count), (*range(axis), axis + 1))
             places = scatter_row_indices(builder, leading, rows, count)
-            written = builder.op("ScatterND", [cache.past, places, first], cache.past.dtype)
+            written = builder.scatter_nd(cache.past, places, first)
             choice.other.outputs[choice.index] = written
             self._open(written, cache)
             self._open(choice.output, cache)
@@ -137,7 +137,7 @@ class BufferRewrite:
         size, count = self._count(cache)
         key = self.plan.lengths[cache.past], size
         if key not in self._totals:
-            self._totals[key] = self.builder.op("Add", [self._length(cache), count], INT64)
+            self._totals[key] = self.builder.add(self._length(cache), count)
         return self._totals[key]
 
     def _scattered(self, cache: GrowingCache) -> ir.Value:
@@ -146,10 +146,10 @@ class BufferRewrite:
         key = self.plan.lengths[cache.past], cache.sizes[: cache.axis], size
         if key not in self._places:
             leading = [builder.dimension(cache.past, axis) for axis in range(cache.axis)]
-            rows = builder.op("Add", [builder.range(count), self._length(cache)], INT64)
-            rows = builder.units("Unsqueeze", rows, (*range(cache.axis), cache.axis + 1))
+            rows = builder.add(builder.range(count), self._length(cache))
+            rows = builder.unsqueeze(rows, (*range(cache.axis), cache.axis + 1))
             self._places[key] = scatter_row_indices(builder, leading, rows, count)
-        return builder.op("ScatterND", [cache.past, self._places[key], cache.new], cache.past.dtype)
+        return builder.scatter_nd(cache.past, self._places[key], cache.new)
 
     def _serve(
         self, cache: GrowingCache, readers: Sequence[Reader], buffer: ir.Value, length: ir.Value
@@ -165,7 +165,7 @@ class BufferRewrite:
                 yield node
             elif node.inputs[index] is value:  # false for an attention that already reads the buffer
                 ends = [builder.ints([0]), length, builder.ints([cache.axis])]
-                node.replace_input_with(index, builder.op("Slice", [buffer, *ends], buffer.dtype))
+                node.replace_input_with(index, builder.slice(buffer, *ends))
                 self.copied.setdefault(cache.past, []).append(label(node) or node.op_type)
 
     def _sizes(self, reader: ir.Node, cache: GrowingCache, length: ir.Value) -> ir.Value:
@@ -173,7 +173,7 @@ class BufferRewrite:
         rank = len(cache.sizes)
         axes = range(rank)[int_attr(reader, "start", 0) : int_attr(reader, "end", rank)]
         parts = [self.builder.dimension(cache.past, axis) if axis != cache.axis else length for axis in axes]
-        return self.builder.joined(parts, INT64, 0)
+        return self.builder.concat(parts, 0)
 
 
 def _readers(cache: GrowingCache, values: Sequence[ir.Value]) -> list[Reader]:

@@ -101,9 +101,9 @@ class Emitter:
         heads = self.match.sizes.heads
         write, read = self._tokens(correction.write, heads), self._tokens(correction.read, heads)
         if correction.gate is not None:
-            write = self.builder.op("Mul", [write, self._tokens(correction.gate, heads)], self._dtype)
+            write = self.builder.mul(write, self._tokens(correction.gate, heads))
         if correction.is_subtracted:
-            write = self.builder.op("Neg", [write], self._dtype)
+            write = self.builder.neg(write)
         return {"low_rank_write": write, "low_rank_read": read}
 
     def _ones(self, query: ir.Value) -> ir.Value:
@@ -114,7 +114,7 @@ class Emitter:
     def _expanded(self, value: ir.Value, query: ir.Value, width: int) -> ir.Value:
         """A value for each token of the query."""
         sizes = [self.builder.dimension(query, 0), self.builder.dimension(query, 1), self.builder.ints([width])]
-        return self.builder.op("Expand", [value, self.builder.joined(sizes, ir.DataType.INT64, 0)], self._dtype)
+        return self.builder.expand(value, self.builder.concat(sizes, 0))
 
     def _guarded(self, query: ir.Value) -> ir.Value:
         """The query times 1, where the file is right. At other lengths the file fails or gives other numbers, and here
@@ -127,15 +127,15 @@ class Emitter:
             return query
         tokens = self.builder.dimension(query, 1)
         if lengths.step > 1:
-            place = self.builder.op("Mod", [tokens, self.builder.ints([lengths.step])], ir.DataType.INT64)
+            place = self.builder.mod(tokens, self.builder.ints([lengths.step]))
         else:
             place = self._looked_up(self._places(), tokens)
         one = self._looked_up(self.builder.constant(np.ones(1, np.float32), "one"), place)
-        return self.builder.op("Mul", [query, self.builder.cast(one, self._dtype)], self._dtype)
+        return self.builder.mul(query, self.builder.cast(one, self._dtype))
 
     def _looked_up(self, table: ir.Value, place: ir.Value) -> ir.Value:
         """An element of a table. The node's name, which the error has where there is none, says what the file takes."""
-        element = self.builder.op("Gather", [table, place], self.builder.info.dtype(table), {"axis": 0})
+        element = self.builder.gather(table, place, 0)
         node = element.producer()
         assert node is not None
         words = f"right_for_{self.match.lengths}_tokens_only".replace(" ", "_")
@@ -187,7 +187,7 @@ class Emitter:
         known = [constant(part) for part in parts]
         if all(part is not None for part in known):
             return self.builder.ints([int(part[0]) for part in known if part is not None])
-        return self.builder.joined(parts, ir.DataType.INT64, 0)
+        return self.builder.concat(parts, 0)
 
     def _reshaped(
         self, value: ir.Value, own: Sequence[str], wanted: Sequence[str], sizes: Mapping[str, int]
@@ -197,7 +197,7 @@ class Emitter:
             return value
         self._check_fixed(value, own)
         target = self._target(wanted, sizes, value, own)
-        return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
+        return self.builder.reshape(value, target)
 
     def _check_fixed(self, value: ir.Value, own: Sequence[str]) -> None:
         """Decline a size that is written out as a number and is not known to be the same in every run. One without axes
@@ -222,7 +222,7 @@ class Emitter:
 
     def _first(self, value: ir.Value) -> ir.Value:
         zero = self.builder.constant(np.array(0, dtype=np.int64), "number")
-        return self.builder.op("Gather", [value, zero], self.builder.info.dtype(value), {"axis": -1})
+        return self.builder.gather(value, zero, -1)
 
     def _arranged(
         self, value: ir.Value, shape: Sequence[int], order: str, wanted: Sequence[str], sizes: Mapping[str, int]
@@ -233,7 +233,7 @@ class Emitter:
             return self._reshaped(value, own, wanted, sizes)
         split = self._reshaped(value, _with_units(own, order, sizes), list(order), sizes)
         perm = [order.index(letter) for letter in usual]
-        turned = self.builder.op("Transpose", [split], self.builder.info.dtype(value), {"perm": perm})
+        turned = self.builder.transpose(split, perm)
         return self._reshaped(turned, list(usual), wanted, sizes)
 
     def _tokens(self, operand: Operand, heads: int) -> ir.Value:
@@ -242,8 +242,8 @@ class Emitter:
             return self._moved(operand, ["b", "t", "hd"])
         value, builder = self._moved(operand, ["b", "t", "h", "d"]), self.builder
         shape = builder.ints([1, 1, 1, heads // operand.heads, 1])
-        repeated = builder.op("Expand", [builder.units("Unsqueeze", value, [3]), shape], self._dtype)
-        return builder.op("Reshape", [repeated, builder.ints([0, 0, heads * self.match.sizes.key])], self._dtype)
+        repeated = builder.expand(builder.unsqueeze(value, [3]), shape)
+        return builder.reshape(repeated, [0, 0, heads * self.match.sizes.key])
 
     def _value(self) -> ir.Value:
         """The value as [B,T,H*Dv]; times the factor, where nothing is corrected."""
@@ -251,8 +251,8 @@ class Emitter:
         if found.factor is None or found.is_delta:
             return self._moved(found.value, ["b", "t", "he"])
         value = self._moved(found.value, ["b", "t", "h", "e"])
-        factor = self.builder.units("Unsqueeze", self._moved(found.factor, ["b", "t", "h"]), [3])
-        product = self.builder.op("Mul", [value, factor], self._dtype)
+        factor = self.builder.unsqueeze(self._moved(found.factor, ["b", "t", "h"]), [3])
+        product = self.builder.mul(value, factor)
         sizes = own_sizes(found.value, self.match.sizes)
         return self._reshaped(product, ["b", "t", "h", "e"], ["b", "t", "he"], sizes)
 
@@ -294,7 +294,7 @@ class Emitter:
         if is_op(maker, "Exp") and (power := maker.inputs[0]) is not None:
             self.match.shapes.setdefault(power, self.match.shapes[operand.value])
             return self._rows(replace(operand, value=power, logarithmic=True), query)
-        return self.builder.op("Log", [self._rows(operand, query)], self._dtype)
+        return self.builder.op("Log", [self._rows(operand, query)])
 
     def _as(self, output: ir.Value, operand: Operand) -> ir.Value:
         """The output in the arrangement of the value that it replaces."""
@@ -316,11 +316,10 @@ class Emitter:
     ) -> ir.Value:
         axes = axes_of_dims(self.match.shapes[old], order, sizes)
         usual = "".join(own)
-        dtype = self.builder.info.dtype(value)
         if [letter for letter in order if sizes[letter] != 1] != [letter for letter in usual if sizes[letter] != 1]:
             split = self._reshaped(value, own, list(usual), sizes)
             perm = [usual.index(letter) for letter in order]
-            value, own = self.builder.op("Transpose", [split], dtype, {"perm": perm}), list(order)
+            value, own = self.builder.transpose(split, perm), list(order)
         if list(axes) == list(own):
             return value
         return self._reshaped_to(value, own, old, axes, sizes)
@@ -339,8 +338,8 @@ class Emitter:
         if self.match.is_open["b"]:
             batch = self.builder.dimension(value, list(own).index("b"))
             parts = [batch if "b" in each else part for part, each in zip(parts, axes, strict=True)]
-        target = self.builder.joined(parts, ir.DataType.INT64, 0)
-        return self.builder.op("Reshape", [value, target], self.builder.info.dtype(value))
+        target = self.builder.concat(parts, 0)
+        return self.builder.reshape(value, target)
 
 
 def _is_rounded(state: ir.Value, dtype: ir.DataType) -> bool:

@@ -148,8 +148,7 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
                 else _narrowed(operand, places[operand], builder, done)
                 for operand in node.inputs
             ]
-            attrs = {name: attr.value for name, attr in node.attributes.items()}
-            done[key] = builder.op(node.op_type, operands, builder.info.dtype(value), attrs)
+            done[key] = builder.again(node, operands)
     return done[key]
 
 
@@ -162,14 +161,14 @@ def _cuts(node: ir.Node, axis: int, info: ShapeInfo) -> bool:
 def _expanded_elsewhere(expand: ir.Node, axis: int, builder: Builder) -> ir.Value:
     """What an Expand expands, whose size along `axis` is 1, expanded along all other dimensions only."""
     source, target = expand.inputs
-    assert source is not None
+    assert source is not None and target is not None
     own, shape = builder.info.shape(source), builder.info.shape(expand.outputs[0])
     assert own is not None and shape is not None
     if _has_sizes(own, shape, axis):
         return source
     one = np.arange(len(shape)) == axis
-    others = builder.op("Mul", [target, builder.ints(list(~one))], ir.DataType.INT64)
-    sizes = builder.op("Add", [others, builder.ints(list(one))], ir.DataType.INT64)
-    result = builder.op("Expand", [source, sizes], builder.info.dtype(source))
+    others = builder.mul(target, builder.ints(list(~one)))
+    sizes = builder.add(others, builder.ints(list(one)))
+    result = builder.expand(source, sizes)
     builder.info.set(result, (*shape[:axis], Dim(1), *shape[axis + 1 :]), builder.info.dtype(source))
     return result

@@ -165,7 +165,7 @@ def multiplied(
     assert dtype is not None
     for factor in factors:
         other = _factor_tensor(factor, dims, dtype, builder, emitter)
-        value = builder.op("Div" if factor.divides else "Mul", [value, other], dtype)
+        value = builder.div(value, other) if factor.divides else builder.mul(value, other)
     return value
 
 
@@ -190,4 +190,4 @@ def scaled(value: ir.Value, factor: float, builder: Builder) -> ir.Value:
     dtype = builder.info.dtype(value)
     if factor == 1.0 or dtype is None:
         return value
-    return builder.op("Mul", [value, builder.constant(np.array(factor, dtype.numpy()), "ratio")], dtype)
+    return builder.mul(value, builder.constant(np.array(factor, dtype.numpy()), "ratio"))

@@ -165,7 +165,7 @@ class _Attention:
             tensors += self._outside("Less", rows, keys, -self.pre)
         if upper:
             tensors += self._outside("Greater", rows, keys, self.after)
-        return reduce(lambda one, other: self.emit.op("Or", [one, other]), tensors), 0, UNLIMITED, UNLIMITED
+        return reduce(lambda one, other: self.emit.or_(one, other), tensors), 0, UNLIMITED, UNLIMITED
 
     def _outside(self, op_type: str, rows: Chunk, keys: Chunk, limit: int) -> list[ir.Value]:
         """The positions beyond a diagonal of the band, [rows, keys]."""
@@ -183,7 +183,7 @@ class _Attention:
             x = self.emit.cut(x, rank - 2, first, first + count)
         if self.emit.shape(x)[-1] != 1:
             return self.emit.cut(x, rank - 1, *keys)
-        return self.emit.op("Expand", [x, self.emit.ints((*self.emit.shape(x)[:-1], keys[1] - keys[0]))])
+        return self.emit.expand(x, (*self.emit.shape(x)[:-1], keys[1] - keys[0]))
 
     def of_heads(self, heads: Chunk, key_heads: int) -> _Attention:
         """The same for some of the heads."""
@@ -280,10 +280,10 @@ def _joined(emit: RankEmitter, one: Mapping[str, ir.Value], other: Mapping[str, 
     A part without a key gets the sum 0, except the second of two such parts: their result is such a part, too.
     """
     half, nothing = (emit.constant(np.array(number, np.float32)) for number in (FLOAT32_MAX / 2, 0.0))
-    has, also = (emit.op("Less", [part[SUM], half]) for part in (one, other))  # a sum is at most the number of keys
-    counts = emit.op("Or", [also, emit.op("Not", [has])])
-    one = {**one, SUM: emit.op("Where", [has, one[SUM], nothing])}
-    other = {**other, SUM: emit.op("Where", [counts, other[SUM], nothing])}
+    has, also = (emit.less(part[SUM], half) for part in (one, other))  # a sum is at most the number of keys
+    counts = emit.or_(also, emit.not_(has))
+    one = {**one, SUM: emit.where(has, one[SUM], nothing)}
+    other = {**other, SUM: emit.where(counts, other[SUM], nothing)}
     inputs = [part[name] for part in (one, other) for name in (OUT, MAXIMUM, SUM)]
     attrs = {"input_layout": "SBH", "input_softmax_layout": ""}
     made = emit.node(JOIN, inputs, attrs, DOMAIN, len(get(JOIN).outputs))

@@ -10,7 +10,8 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, collectives, hcom
 from fa_compiler.op_registry.collectives import Chunk
-from fa_compiler.passes.emit.build import AttrValue, Names
+from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.emit.operators import AttrValue, Ints, Operators
 from fa_compiler.passes.ir.nodes import graph_opset
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -56,7 +57,7 @@ class Rank:
         return [number for own in numbers for number in own]
 
 
-class RankEmitter:
+class RankEmitter(Operators):
     """Makes nodes in front of `place`, the node that they replace. Sizes must be known: a method raises Refusal, with
     the name of this node, for a tensor of which they are not."""
 
@@ -134,22 +135,11 @@ class RankEmitter:
             return x
         return self.op("Cast", [x], {"to": int(dtype)})
 
-    def transpose(self, x: ir.Value, perm: Sequence[int]) -> ir.Value:
-        """A tensor with its axes in another order."""
-        if list(perm) == sorted(perm):
+    def reshape(self, x: ir.Value, shape: Ints) -> ir.Value:
+        """A tensor in another shape; as it is where it has this one."""
+        if not isinstance(shape, ir.Value) and self.shape(x) == tuple(shape):
             return x
-        return self.op("Transpose", [x], {"perm": tuple(perm)})
-
-    def reshape(self, x: ir.Value, shape: Sequence[int]) -> ir.Value:
-        """A tensor in another shape."""
-        if self.shape(x) == tuple(shape):
-            return x
-        return self.op("Reshape", [x, self.ints(shape)])
-
-    def gather(self, x: ir.Value, indices: ir.Value | Sequence[int], axis: int) -> ir.Value:
-        """Elements along an axis."""
-        places = indices if isinstance(indices, ir.Value) else self.ints(indices)
-        return self.op("Gather", [x, places], {"axis": axis})
+        return super().reshape(x, shape)
 
     def cut(self, x: ir.Value, axis: int, start: int, stop: int) -> ir.Value:
         """A range along an axis."""
@@ -157,13 +147,7 @@ class RankEmitter:
             return x
         if self.opset < 10:
             return self.op("Slice", [x], {"starts": (start,), "ends": (stop,), "axes": (axis,)})
-        return self.op("Slice", [x, *(self.ints([number]) for number in (start, stop, axis))])
-
-    def concat(self, parts: Sequence[ir.Value], axis: int) -> ir.Value:
-        """Tensors joined along an axis."""
-        if len(parts) == 1:
-            return parts[0]
-        return self.op("Concat", parts, {"axis": axis})
+        return self.slice(x, [start], [stop], [axis])
 
     def first(self, x: ir.Value, axis: int) -> ir.Value:
         """A tensor with this axis as its first one."""

@@ -118,8 +118,8 @@ def _selected(emit: RankEmitter, part: ir.Value, indices: ir.Value, axis: int) -
     count = int(np.prod(wanted, dtype=np.int64))
     mine = emit.first(emit.gather(part, emit.reshape(place, (count,)), axis), axis)
     every = emit.gathered(mine)
-    first = emit.op("Mul", [emit.reshape(owner, (count,)), emit.ints([count])])
-    numbers = emit.op("Add", [first, emit.ints(range(count))])
+    first = emit.mul(emit.reshape(owner, (count,)), emit.ints([count]))
+    numbers = emit.add(first, emit.ints(range(count)))
     picked = emit.back(emit.gather(every, numbers, 0), axis)
     return emit.reshape(picked, (*shape[:axis], *wanted, *shape[axis + 1 :]))
 
@@ -135,10 +135,8 @@ def _owners(emit: RankEmitter, indices: ir.Value) -> tuple[ir.Value, ir.Value]:
             raise Refusal(f"it picks a token that {told}", emit.place)
         return emit.constant(owner[known]), emit.constant(place[known])
     numbers = emit.cast(indices, INT64)
-    negative = emit.op("Less", [numbers, emit.constant(np.array(0, np.int64))])
-    numbers = emit.op(
-        "Where", [negative, emit.op("Add", [numbers, emit.constant(np.array(rank.length, np.int64))]), numbers]
-    )
+    negative = emit.less(numbers, emit.constant(np.array(0, np.int64)))
+    numbers = emit.where(negative, emit.add(numbers, emit.constant(np.array(rank.length, np.int64))), numbers)
     return emit.gather(emit.constant(owner), numbers, 0), emit.gather(emit.constant(place), numbers, 0)
 
 

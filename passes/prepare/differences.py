@@ -115,16 +115,15 @@ class Part:
 
     def of(self, value: ir.Value, builder: Builder) -> ir.Value:
         """What this side makes of the product of the probabilities with the values."""
-        dtype = builder.info.dtype(value)
         if self.chooser is not None:
             inputs = [value, *self.chooser.inputs[1:]]
             attributes = {name: attribute.value for name, attribute in self.chooser.attributes.items()}
             count = len(self.chooser.outputs)
-            made = builder.op(self.chooser.op_type, inputs, dtype, attributes, count).producer()
+            made = builder.op(self.chooser.op_type, inputs, attributes, outputs=count).producer()
             assert made is not None
             value = made.outputs[self.output]
         if self.scaling is not None:
-            value = builder.op(self.scaling.op_type, [value, self.factor], dtype)
+            value = builder.op(self.scaling.op_type, [value, self.factor])
         return value
 
     def total(self, builder: Builder) -> ir.Value:
@@ -181,16 +180,15 @@ class Difference:
     def emitted(self, facts: Facts, builder: Builder) -> ir.Value:
         """What takes the place of the product."""
         results = [part.of(_product(part, self, builder), builder) for part in self.parts]
-        combined = builder.op(self.combining.op_type, results, builder.info.dtype(self.product.outputs[0]))
+        combined = builder.op(self.combining.op_type, results)
         return self._divided(combined, facts, builder)
 
     def _divided(self, value: ir.Value, facts: Facts, builder: Builder) -> ir.Value:
         """The sum of the products, divided as their probabilities were."""
         if not self.dividing or self.sums_up_to_one(facts):
             return value
-        dtype = builder.info.dtype(value)
-        total = builder.op("Add", [part.total(builder) for part in self.parts], dtype)
-        return builder.op("Div", [value, total], dtype)
+        total = builder.op("Add", [part.total(builder) for part in self.parts])
+        return builder.div(value, total)
 
 
 def move_products(
@@ -446,7 +444,7 @@ def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
     if part.chooser is not None:
         own = _own_axis(part, part.chooser, values, info)
         if own > 0 and part.chooser.op_type == "Gather":
-            values = builder.units("Unsqueeze", values, [own])
+            values = builder.unsqueeze(values, [own])
         elif own >= 0 and part.chooser.op_type != "Gather" and (info.shape(values) or ())[own].const != 1:
-            values = builder.op("Concat", [values] * part.count, info.dtype(values), {"axis": own})
-    return builder.op("MatMul", [part.probabilities, values], info.dtype(difference.product.outputs[0]))
+            values = builder.concat([values] * part.count, own)
+    return builder.matmul(part.probabilities, values)

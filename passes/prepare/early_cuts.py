@@ -109,8 +109,8 @@ class _Packed:
         parts = dict(zip(starts, self._parts([size for _, size in starts], builder), strict=True))
         for cut in self.cuts:
             part = parts[cut.start, cut.size]
-            moved = builder.op("Transpose", [part], builder.info.dtype(part), {"perm": self.perm})
-            new = builder.units("Squeeze", moved, [self.axis]) if cut.squeezed else moved
+            moved = builder.transpose(part, self.perm)
+            new = builder.squeeze(moved, [self.axis]) if cut.squeezed else moved
             for reader, place in tuple(cut.value.uses()):
                 reader.replace_input_with(place, new)
 
@@ -123,8 +123,7 @@ class _Packed:
         width = math.prod(inner)
         parts = builder.split(joined, place, [size * width for size in sizes])  # 5
         targets = [builder.ints([*[0] * place, size, *inner]) for size in sizes]
-        dtype = info.dtype(whole)
-        return [builder.op("Reshape", [part, to], dtype) for part, to in zip(parts, targets, strict=True)]
+        return [builder.reshape(part, to) for part, to in zip(parts, targets, strict=True)]
 
 
 def _merged_source(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | None:

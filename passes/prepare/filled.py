@@ -69,11 +69,10 @@ class _Filled:
 
     def join(self, builder: Builder) -> ir.Value:
         """Case 5."""
-        dtype = builder.info.dtype(self.value)
-        joined = builder.joined([part.value for part in self.parts], dtype, self.axis)
+        joined = builder.concat([part.value for part in self.parts], self.axis)
         if self.perm == tuple(range(len(self.perm))):
             return joined
-        return builder.op("Transpose", [joined], dtype, {"perm": self.perm})
+        return builder.transpose(joined, self.perm)
 
 
 def _filled(node: ir.Node, info: ShapeInfo) -> _Filled | None:

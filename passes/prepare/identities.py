@@ -85,14 +85,14 @@ class _Parts:
         """The parts as outputs of a Split."""
         if isinstance(self.sizes, ir.Value):
             inputs = [self.whole, builder.cast(self.sizes, INT64)]
-            first = builder.op("Split", inputs, builder.info.dtype(self.whole), {"axis": self.axis}, self.count)
+            first = builder.op("Split", inputs, {"axis": self.axis}, outputs=self.count)
             maker = first.producer()
             assert maker is not None
             parts: Sequence[ir.Value] = maker.outputs
         else:
             parts = builder.split(self.whole, self.axis, self.sizes)
         if self.squeezed:
-            return tuple(builder.units("Squeeze", part, [self.axis]) for part in parts)
+            return tuple(builder.squeeze(part, [self.axis]) for part in parts)
         return tuple(parts)
 
 
@@ -235,9 +235,9 @@ class _Bypass:
         if not elements:
             return None
         if stacked:
-            elements = tuple(self.builder.units("Unsqueeze", element, [axis]) for element in elements)
+            elements = tuple(self.builder.unsqueeze(element, [axis]) for element in elements)
         whole = self._common_whole(elements, axis)
-        return whole or self.builder.op("Concat", elements, self.info.dtype(elements[0]), {"axis": axis})
+        return whole or self.builder.concat(elements, axis)
 
     # -- sequences ------------------------------------------------------------------------------
 

@@ -140,11 +140,11 @@ def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
 def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
     """Case 3."""
     info = builder.info
-    read, values = products[0].inputs[0], [operand_at(node, 1) for node in products]
+    read, values = operand_at(products[0], 0), [operand_at(node, 1) for node in products]
     shapes = [info.shape(value) or () for value in values]
-    dtype, last = info.dtype(values[0]), len(shapes[0]) - 1
-    joined = builder.op("Concat", values, dtype, {"axis": last})
-    product = builder.op("MatMul", [read, joined], info.dtype(products[0].outputs[0]))
+    last = len(shapes[0]) - 1
+    joined = builder.concat(values, last)
+    product = builder.matmul(read, joined)
     axis = len(info.shape(product) or shapes[0]) - 1
     sizes = [shape[-1].const or 0 for shape in shapes]
     return builder.split(product, axis, sizes)

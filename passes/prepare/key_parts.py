@@ -114,10 +114,10 @@ class Operand:
     def arranged(self, builder: Builder) -> ir.Value:
         """The value with its dimensions in the wanted order, with size 1 where it has none."""
         own = tuple(place for place in self.places if place is not None)
-        value, dtype = self.value, builder.info.dtype(self.value)
+        value = self.value
         if own != tuple(range(len(own))):
-            value = builder.op("Transpose", [value], dtype, {"perm": own})
-        return builder.units("Unsqueeze", value, [at for at, place in enumerate(self.places) if place is None])
+            value = builder.transpose(value, own)
+        return builder.unsqueeze(value, [at for at, place in enumerate(self.places) if place is None])
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class Joined:
         for operand, length in zip(self.operands, self.lengths, strict=True):
             wanted = (*self.sizes[: self.along], length, *self.sizes[self.along + 1 :])
             parts.append(self._repeated(operand, wanted, measured, builder))
-        return builder.op("Concat", parts, builder.info.dtype(parts[0]), {"axis": self.along})
+        return builder.concat(parts, self.along)
 
     def _repeated(self, operand: Operand, wanted: Shape, measured: Sequence[Operand], builder: Builder) -> ir.Value:
         value, own = operand.arranged(builder), operand.sizes(builder.info)
@@ -163,8 +163,8 @@ class Joined:
             return value
         repeats = (ONE if size == have else size for have, size in zip(own, wanted, strict=True))
         vector = [_size(size, [*self.operands, *measured], builder) for size in repeats]
-        target = builder.op("Concat", vector, ir.DataType.INT64, {"axis": 0})
-        return builder.op("Expand", [value, target], builder.info.dtype(value))
+        target = builder.concat(vector, 0)
+        return builder.expand(value, target)
 
 
 @dataclass(frozen=True)
@@ -183,13 +183,13 @@ class JoinedScores:
         dtype, rank = builder.info.dtype(self.whole), len(self.query.places)
         assert dtype is not None
         keys = self.keys.emitted((), builder)
-        turned = builder.op("Transpose", [keys], dtype, {"perm": (*range(rank - 2), rank - 1, rank - 2)})
-        scores = builder.op("MatMul", [self.query.arranged(builder), turned], dtype)
+        turned = builder.transpose(keys, (*range(rank - 2), rank - 1, rank - 2))
+        scores = builder.matmul(self.query.arranged(builder), turned)
         if self.number != 1.0:
-            scores = builder.op("Mul", [scores, builder.constant(np.array(self.number, dtype.numpy()), "scale")], dtype)
+            scores = builder.mul(scores, builder.constant(np.array(self.number, dtype.numpy()), "scale"))
         if self.terms is not None:
             last = [Operand(key.value, (*key.places[:-2], None, key.places[-2])) for key in self.keys.operands]
-            scores = builder.op("Add", [scores, self.terms.emitted(last, builder)], dtype)
+            scores = builder.add(scores, self.terms.emitted(last, builder))
         return scores
 
 
@@ -205,7 +205,7 @@ class JoinedValues:
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 8."""
         values = self.values.emitted((), builder)
-        return builder.op("MatMul", [self.probabilities, values], builder.info.dtype(self.whole))
+        return builder.matmul(self.probabilities, values)
 
 
 def join_keys(

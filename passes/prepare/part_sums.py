@@ -71,9 +71,8 @@ class PartSum:
 
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 4."""
-        dtype = builder.info.dtype(self.scores)
-        padded = builder.op("Pad", [self.addend, builder.ints([*self.before, *self.after])], dtype)
-        return builder.op("Add", [self.scores, padded], dtype)
+        padded = builder.op("Pad", [self.addend, builder.ints([*self.before, *self.after])])
+        return builder.add(self.scores, padded)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
-from fa_compiler.passes.emit.build import AttrValue, Builder
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import is_op, nodes_of_type
 from fa_compiler.passes.matching.attention import Matcher
@@ -64,14 +65,12 @@ def _emitted(steps: list[Step], builder: Builder) -> dict[ir.Value, ir.Value]:
         if is_op(step.node, *LAYOUT_OPS):
             others = list(step.node.inputs[1:])
             attributes = {integers.name: integers.value for integers in step.node.attributes.values()}
-        computed = builder.op(step.op_type, [*operands, *others], ir.DataType.FLOAT, attributes, stays=True)
+        computed = builder.op(step.op_type, [*operands, *others], attributes, dtype=ir.DataType.FLOAT, stays=True)
         form = step.result
-        made[form.value] = builder.op(
-            "QuantizeLinear", [computed, form.scale, form.point], builder.info.dtype(form.point)
-        )
+        made[form.value] = builder.op("QuantizeLinear", [computed, form.scale, form.point])
     return made
 
 
 def _dequantised(integers: Integers, value: ir.Value, builder: Builder) -> ir.Value:
     """The real numbers that a value of such integers stands for."""
-    return builder.op("DequantizeLinear", [value, integers.scale, integers.point], ir.DataType.FLOAT)
+    return builder.op("DequantizeLinear", [value, integers.scale, integers.point])

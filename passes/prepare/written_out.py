@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.emit.build import INT64, Builder, Names
+from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, float_attr, input_of, int_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ir.surgery import restore_order
@@ -152,7 +152,7 @@ class _Call:
 
     def op(self, op_type: str, *inputs: ir.Value) -> ir.Value:
         """An elementwise operator of values of one type."""
-        return self.builder.op(op_type, inputs, self.builder.info.dtype(inputs[0]))
+        return self.builder.op(op_type, inputs)
 
     def swish(self, value: ir.Value, alpha: float) -> ir.Value:
         """value * sigmoid(alpha * value), of float32 or float64."""
@@ -210,8 +210,7 @@ def _rms_norm_rotary(call: _Call) -> Results:
     if heads is None or not (0 <= start <= start + width <= stride and 0 < turned <= width and turned % 2 == 0):
         raise _refused(node, f"{turned} of the {width} columns from {start} on do not lie in [B, S, heads, {stride}]")
     if (start, width) != (0, stride):
-        bounds = [builder.ints([number]) for number in (start, start + width, 3)]
-        x = builder.op("Slice", [x, *bounds], types[0])
+        x = builder.slice(x, [start], [start + width], [3])
     wide = builder.cast(x, FLOAT)
     least = call.number(float_attr(node, "epsilon", 1e-6), FLOAT)
     mean = builder.reduced("ReduceMean", call.op("Mul", wide, wide), -1)
@@ -220,7 +219,7 @@ def _rms_norm_rotary(call: _Call) -> Results:
         normed = builder.cast(builder.cast(normed, BFLOAT16), FLOAT)
     result = builder.cast(_rotated(call, normed, _positions(call, x, positions), tables, (heads, width, turned)), kind)
     if int_attr(node, "flatten_batch", 0):
-        result = builder.op("Reshape", [result, builder.ints([1, -1, heads * width])], kind)
+        result = builder.reshape(result, [1, -1, heads * width])
     return [result, normed]
 
 
@@ -230,13 +229,13 @@ def _rotated(
     """Rows [B, S, heads, width] of float32 with their first columns rotated, as [B, S, heads * width]."""
     builder, (heads, width, turned) = call.builder, sizes
     # Each token is a batch entry of its own: the operator refuses more rows of one entry than its tables have.
-    tokens = builder.op("Reshape", [rows, builder.ints([-1, 1, heads * width])], FLOAT)
-    places = builder.op("Reshape", [positions, builder.ints([-1, 1])], INT64)
+    tokens = builder.reshape(rows, [-1, 1, heads * width])
+    places = builder.reshape(positions, [-1, 1])
     attrs = {"num_heads": heads, "rotary_embedding_dim": turned} if turned < width else {}
     inputs = [tokens, places, *(builder.cast(table, FLOAT) for table in tables)]
-    result = builder.op("RotaryEmbedding", inputs, FLOAT, attrs, domain="com.microsoft")
+    result = builder.op("RotaryEmbedding", inputs, attrs, dtype=FLOAT, domain="com.microsoft")
     shape = [*(builder.dimension(rows, axis) for axis in (0, 1)), builder.ints([heads * width])]
-    return builder.op("Reshape", [result, builder.op("Concat", shape, INT64, {"axis": 0})], FLOAT)
+    return builder.reshape(result, builder.concat(shape, 0))
 
 
 def _positions(call: _Call, x: ir.Value, positions: ir.Value) -> ir.Value:
@@ -249,9 +248,9 @@ def _positions(call: _Call, x: ir.Value, positions: ir.Value) -> ir.Value:
         return positions
     if int_attr(node, "flatten_batch", 0) and shape[0].const != 1:
         raise _refused(node, "it has one position for several batch entries, which are one sequence in its result")
-    counted = builder.op("Add", [positions, builder.range(builder.dimension(x, 1))], INT64)
-    target = builder.op("Concat", [builder.dimension(x, axis) for axis in (0, 1)], INT64, {"axis": 0})
-    return builder.op("Expand", [builder.units("Unsqueeze", counted, (0,)), target], INT64)
+    counted = builder.add(positions, builder.range(builder.dimension(x, 1)))
+    target = builder.concat([builder.dimension(x, axis) for axis in (0, 1)], 0)
+    return builder.expand(builder.unsqueeze(counted, (0,)), target)
 
 
 Writing = Callable[[_Call], Results]

@@ -42,7 +42,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
+from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import ABSENT
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
@@ -148,7 +148,7 @@ class IncreFlashMatcher:
         if (self.builder.info.shape(table) or (None,))[0] != self._size("query", 0):
             raise self._other("the block table is not proven to have one row for each batch entry")
         size = self.builder.ints([pages.block_size])
-        keys = self.builder.op("Mul", [self.builder.dimension(table, 1), size], INT64)
+        keys = self.builder.mul(self.builder.dimension(table, 1), size)
         return {"block_table": table, **lengths.build(self.match, keys, self.emitter)}
 
     def _vouched(self, mask: ir.Value | None, limits: KeyLimits) -> tuple[str, ...]:

@@ -36,9 +36,9 @@ class IncreCall:
         rank, dtype = len(builder.info.shape(out) or ()), builder.info.dtype(out)
         if self.undefined is None or dtype is None:
             return out
-        empty = builder.op("Equal", [self.undefined, builder.ints([0])], ir.DataType.BOOL)
+        empty = builder.equal(self.undefined, builder.ints([0]))
         nothing = builder.constant(np.array(np.nan, dtype=dtype.numpy()), "number")
-        return builder.op("Where", [builder.units("Unsqueeze", empty, range(1, rank)), nothing, out], dtype)
+        return builder.where(builder.unsqueeze(empty, range(1, rank)), nothing, out)
 
     def node(self, match: AttentionMatch, output: Arrangement, builder: Builder, options: Options) -> ir.Node:
         """The node, not yet in the graph; its result is arranged as `output`."""

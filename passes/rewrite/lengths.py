@@ -92,8 +92,8 @@ class Lengths:
         start = _combined("Max", self.starts, match, keys, emitter)
         if start is None:
             return {"actual_seq_lengths": end}
-        between = builder.op("Max", [builder.op("Sub", [end, start], INT64), builder.ints([0])], INT64)
-        return {"actual_seq_lengths": between, "kv_padding_size": builder.op("Sub", [keys, end], INT64)}
+        between = builder.max(builder.sub(end, start), builder.ints([0]))
+        return {"actual_seq_lengths": between, "kv_padding_size": builder.sub(keys, end)}
 
 
 def _combined(
@@ -106,7 +106,7 @@ def _combined(
     if not lengths:
         return None
     clamped = (_clamped(length, match, keys, emitter) for length in lengths)
-    return reduce(lambda one, other: emitter.builder.op(op_type, [one, other], INT64), clamped)
+    return reduce(lambda one, other: emitter.builder.op(op_type, [one, other]), clamped)
 
 
 def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: LayoutEmitter) -> ir.Value:
@@ -118,12 +118,12 @@ def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: Lay
     given = emitter.arranged(builder.cast(length.value, INT64), length.dims, form)
     shift, most = builder.ints([length.shift]), keys
     if length.shift:
-        most = builder.op("Add", [keys, shift], INT64)
-    least = builder.op("Max", [given, shift], INT64)
-    shifted = builder.op("Min", [least, most], INT64)
+        most = builder.add(keys, shift)
+    least = builder.max(given, shift)
+    shifted = builder.min(least, most)
     if not length.shift:
         return shifted
-    return builder.op("Sub", [shifted, shift], INT64)
+    return builder.sub(shifted, shift)
 
 
 def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:

@@ -69,7 +69,7 @@ class MaskBuilder:
         wanted = self._full_groups([part.view for part in parts], rows=True, heads=False)
         batch = self._batch_of(self._mask_views)
         masks = [self._excluded(part, wanted, batch) for part in parts]
-        return reduce(lambda one, other: self.builder.op("Or", [one, other], ir.DataType.BOOL), masks)
+        return reduce(lambda one, other: self.builder.or_(one, other), masks)
 
     def _mask_of_mode(self) -> ir.Value | None:
         """The atten_mask that a sparse_mode asks for; None where there is no such mode."""
@@ -114,21 +114,20 @@ class MaskBuilder:
         # A batch that the labels are said to have may be 1 in a run: the operands tell how often they are repeated.
         labels = self.emitter.arranged(labels, view.base_dims, (batch, rows), reason, self._culprit)
         labels = self.emitter.repeated(labels, (batch, rows))
-        dtype, one = builder.info.dtype(labels), builder.ints([1])
+        one = builder.ints([1])
         earlier, later, last = (
-            builder.op("Slice", [labels, builder.ints([start]), builder.ints([end]), one], dtype)
-            for start, end in ((0, -1), (1, INT64_MAX), (-1, INT64_MAX))
+            builder.slice(labels, [start], [end], one) for start, end in ((0, -1), (1, INT64_MAX), (-1, INT64_MAX))
         )
-        same = builder.op("Equal", [earlier, later], ir.DataType.BOOL)
-        differs = builder.op("Not", [same], ir.DataType.BOOL)
+        same = builder.equal(earlier, later)
+        differs = builder.not_(same)
         # True for the last token; empty where there are no tokens.
-        always = builder.op("Equal", [last, last], ir.DataType.BOOL)
-        ending = builder.op("Concat", [differs, always], ir.DataType.BOOL, {"axis": 1})
-        places = builder.op("NonZero", [self._flat(ending)], ir.DataType.INT64)
-        return builder.op("Add", [self._flat(places), one], ir.DataType.INT64)
+        always = builder.equal(last, last)
+        ending = builder.concat([differs, always], 1)
+        places = builder.op("NonZero", [self._flat(ending)])
+        return builder.add(self._flat(places), one)
 
     def _flat(self, value: ir.Value) -> ir.Value:
-        return self.builder.op("Reshape", [value, self.builder.ints([-1])], self.builder.info.dtype(value))
+        return self.builder.reshape(value, [-1])
 
     def real_shift(self) -> ir.Value | None:
         """The bias, its steps computed in order; None where it has no steps. Raises Decline."""
@@ -158,17 +157,17 @@ class MaskBuilder:
                     total = self._selected(condition, keep, fill, total, dtype)
                 case Scale(_, factor):
                     assert total is not None
-                    total = self.builder.op("Mul", [total, self._number(factor, dtype)], dtype)
+                    total = self.builder.mul(total, self._number(factor, dtype))
                 case Floor(_, floor):
                     assert total is not None
-                    total = self.builder.op("Max", [total, self._number(floor, dtype)], dtype)
+                    total = self.builder.max(total, self._number(floor, dtype))
         return total
 
     def _sum(self, total: ir.Value | None, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         """A total with a further summand, which may be the first one."""
         if total is None:
             return value
-        return self.builder.op("Add", [total, value], dtype)
+        return self.builder.add(total, value)
 
     @property
     def attrs(self) -> dict[str, str]:
@@ -244,8 +243,7 @@ class MaskBuilder:
             for place, operand in enumerate(operands):
                 if operand is not None and builder.info.dtype(operand) == dtype:
                     operands[place] = builder.cast(operand, ir.DataType.FLOAT)
-            attrs = {name: attr.value for name, attr in maker.attributes.items()}
-            return builder.op(maker.op_type, operands, ir.DataType.FLOAT, attrs)
+            return builder.again(maker, operands)
         return value
 
     def _signed(self, value: ir.Value, sign: float, dtype: ir.DataType) -> ir.Value:
@@ -253,7 +251,7 @@ class MaskBuilder:
         value = self.builder.cast(value, dtype)
         if sign > 0:
             return value
-        return self.builder.op("Neg", [value], dtype)
+        return self.builder.neg(value)
 
     def _selected(
         self, condition: ir.Value, keep: bool, fill: float, total: ir.Value | None, dtype: ir.DataType
@@ -266,10 +264,8 @@ class MaskBuilder:
                 NO_EMPTY_ROWS_HINT,
             )
         filled = self._number(fill, dtype)
-        branches = [total or self._number(0.0, dtype), filled]
-        if not keep:
-            branches.reverse()
-        return self.builder.op("Where", [condition, *branches], dtype)
+        own = total or self._number(0.0, dtype)
+        return self.builder.where(condition, own, filled) if keep else self.builder.where(condition, filled, own)
 
     def _number(self, value: float, dtype: ir.DataType) -> ir.Value:
         """A number as a constant of a type. A finite number is clamped so that it stays finite."""
@@ -320,7 +316,7 @@ class MaskBuilder:
             value = self.emitter.cut(value, view.base_dims, part.cut)
         value = builder.cast(value, ir.DataType.BOOL)
         if not part.when:
-            value = builder.op("Not", [value], ir.DataType.BOOL)
+            value = builder.not_(value)
         return self._arranged(value, view, full, batch)
 
     def _unshortened(self, view: View) -> View:

@@ -98,10 +98,10 @@ class Pages:
         if content is None or content.size == 0 or content.min() < 0:
             known = self.blocks.const
             count = builder.dimension(pool, 0) if known is None else builder.ints([known])
-            wrapped = builder.op("Add", [table, builder.cast(count, dtype or INT64)], dtype)
+            wrapped = builder.add(table, builder.cast(count, dtype or INT64))
             zero = builder.cast(builder.ints([0]), dtype or INT64)
-            negative = builder.op("Less", [table, zero], ir.DataType.BOOL)
-            table = builder.op("Where", [negative, wrapped, table], dtype)
+            negative = builder.less(table, zero)
+            table = builder.where(negative, wrapped, table)
         return emitter.arranged(builder.cast(table, ir.DataType.INT32), dims, (match.roles.batch, self.pages), reason)
 
 

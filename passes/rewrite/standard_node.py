@@ -22,8 +22,9 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.emit.build import INT64, AttrValue, LayoutEmitter
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of
+from fa_compiler.passes.emit.build import LayoutEmitter
+from fa_compiler.passes.emit.operators import AttrValue
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of, operand_at
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.masks.band import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
@@ -123,7 +124,7 @@ class StandardBuilder:
         if self.attention.operator == ATTENTION or not (mask.nan_rows or mask.empty_rows == "zero"):
             return result
         if mask.nan_rows == RowGuard.NAN.nan_rows:
-            empty = builder.op("IsNaN", [result], ir.DataType.BOOL)
+            empty = builder.op("IsNaN", [result])
         else:
             excluded = self._excluded(node)
             if excluded is None:
@@ -131,15 +132,15 @@ class StandardBuilder:
             least = builder.reduced("ReduceMin", builder.cast(excluded, INT32), 3)
             empty = self._like_result(builder.cast(least, ir.DataType.BOOL))
         nothing = builder.constant(np.array(0, self.match.dtype.numpy()), "number")
-        return builder.op("Where", [empty, nothing, result], self.match.dtype)
+        return builder.where(empty, nothing, result)
 
     def _excluded(self, node: ir.Node) -> ir.Value | None:
         """True where the node's mask or bias gives a key no weight; None where neither can empty a row."""
         builder, mask = self.emitter.builder, self.match.mask
         if mask.nan_rows and self.inputs["real_shift"] is not None:
-            added = node.inputs[BIAS_PLACES[self.attention.operator]]
+            added = operand_at(node, BIAS_PLACES[self.attention.operator])
             lowest = builder.constant(np.array(-math.inf, self.match.dtype.numpy()), "number")
-            return builder.op("Equal", [added, lowest], ir.DataType.BOOL)
+            return builder.equal(added, lowest)
         if mask.empty_rows == "zero":
             return self.inputs["atten_mask"]
         return None
@@ -148,12 +149,12 @@ class StandardBuilder:
         """A truth value for each row, [B|1, N|1, S|1, 1], as one that broadcasts to the result, [B, S, N * Dv]."""
         builder = self.emitter.builder
         if (builder.info.shape(rows) or (None, None))[1] == Dim(1):
-            return builder.units("Squeeze", rows, (1,))
-        turned = builder.op("Transpose", [rows], ir.DataType.BOOL, {"perm": (0, 2, 1, 3)})
+            return builder.squeeze(rows, (1,))
+        turned = builder.transpose(rows, (0, 2, 1, 3))
         width = self.match.space.size(self.match.roles.value_head_dim).const
         assert width is not None  # Roles.check_sizes
-        repeated = builder.op("Expand", [turned, builder.ints([1, 1, 1, width])], ir.DataType.BOOL)
-        return builder.op("Reshape", [repeated, builder.ints([0, 0, self._heads()[0] * width])], ir.DataType.BOOL)
+        repeated = builder.expand(turned, [1, 1, 1, width])
+        return builder.reshape(repeated, [0, 0, self._heads()[0] * width])
 
     def _operands(self) -> list[ir.Value]:
         """Query, key and value of one batch size, and a query of as many rows as the scores have. The operators repeat
@@ -202,8 +203,8 @@ class StandardBuilder:
         batch, heads, rows, size = shape
         width = heads * size
         assert width.const is not None  # Roles.check_sizes
-        turned = builder.op("Transpose", [value], dtype, {"perm": (0, 2, 1, 3)})
-        made = builder.op("Reshape", [turned, builder.ints([0, 0, width.const])], dtype)
+        turned = builder.transpose(value, (0, 2, 1, 3))
+        made = builder.reshape(turned, [0, 0, width.const])
         builder.info.set(made, [batch, rows, width], dtype)
         self._declare(made)
         return made
@@ -230,7 +231,7 @@ class StandardBuilder:
         counts = [builder.dimension(*place) for place in larger]
         if len(counts) == 1:
             return counts[0]
-        return builder.reduced("ReduceMax", builder.op("Concat", counts, INT64, {"axis": 0}), 0)
+        return builder.reduced("ReduceMax", builder.concat(counts, 0), 0)
 
     def _note_expanded(self, axes: Axes) -> None:
         """Note that operands are copied to the size of these axes. Raises Decline where they cannot be."""
@@ -255,7 +256,7 @@ class StandardBuilder:
             return value
         target = [sizes.get(place) or builder.ints([1]) for place in range(len(shape))]
         dtype = builder.info.dtype(value)
-        made = builder.op("Expand", [value, builder.op("Concat", target, INT64, {"axis": 0})], dtype)
+        made = builder.expand(value, builder.concat(target, 0))
         builder.info.set(made, [wanted.get(place, size) for place, size in enumerate(shape)], dtype)
         return made
 
@@ -327,7 +328,9 @@ class StandardBuilder:
         attrs |= self._band()
         attrs |= self._softcap
         if self.attention.mask is MaskForm.BOOLEAN:
-            kept = self.emitter.builder.op("Not", [self.inputs["atten_mask"]], ir.DataType.BOOL)
+            excluded = self.inputs["atten_mask"]
+            assert excluded is not None
+            kept = self.emitter.builder.not_(excluded)
             mask: ir.Value | None = self._whole(kept, query, key)
         else:
             mask = self._added(query, key)
@@ -395,14 +398,14 @@ class StandardBuilder:
         builder = self.emitter.builder
         keys, batch = builder.dimension(key, 1), builder.dimension(query, 0)
         keys = self._with_past(keys)
-        last = builder.cast(builder.op("Sub", [keys, builder.ints([1])], INT64), INT32)
-        return [builder.op("Expand", [last, batch], INT32), builder.cast(builder.units("Squeeze", keys, (0,)), INT32)]
+        last = builder.cast(builder.sub(keys, builder.ints([1])), INT32)
+        return [builder.expand(last, batch), builder.cast(builder.squeeze(keys, (0,)), INT32)]
 
     def _with_past(self, keys: ir.Value) -> ir.Value:
         """The number of new keys plus that of the keys of the past, where there is one."""
         builder = self.emitter.builder
         for grown in self.attention.grown[:1]:
-            keys = builder.op("Add", [builder.dimension(grown.past, 2), keys], INT64)
+            keys = builder.add(builder.dimension(grown.past, 2), keys)
         return keys
 
     # -- masks ------------------------------------------------------------------------------------------
@@ -425,7 +428,7 @@ class StandardBuilder:
         if mask is not None:
             fill, none = (builder.constant(np.array(x, dtype.numpy()), "number") for x in (self._fill, 0.0))
             kept = none if bias is None else builder.cast(bias, dtype)
-            bias = builder.op("Where", [mask, fill, kept], dtype)
+            bias = builder.where(mask, fill, kept)
         if bias is None:
             return None
         return self._whole(builder.cast(bias, dtype), query, key)
@@ -445,19 +448,19 @@ class StandardBuilder:
         outer = [builder.ints([1, 1])]
         if self.attention.whole_mask:
             outer = [builder.dimension(query, 0), builder.ints([self._heads()[0]])]
-        whole = builder.op("Concat", [*outer, rows, keys], INT64, {"axis": 0})
-        return builder.op("Expand", [mask, whole], builder.info.dtype(mask))
+        whole = builder.concat([*outer, rows, keys], 0)
+        return builder.expand(mask, whole)
 
     def _key_padding(self, query: ir.Value, key: ir.Value) -> ir.Value:
         """key_padding_mask, int32 [batch, keys], 1 where a key is kept."""
         builder, roles = self.emitter.builder, self.match.roles
         mask = self.inputs["atten_mask"]
         assert mask is not None
-        kept = builder.cast(builder.op("Not", [mask], ir.DataType.BOOL), INT32)
-        flat = builder.units("Squeeze", kept, (1, 2))
+        kept = builder.cast(builder.not_(mask), INT32)
+        flat = builder.squeeze(kept, (1, 2))
         if list(builder.info.shape(flat) or ()) == [
             self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)
         ]:
             return flat
         whole = [builder.dimension(query, 0), builder.dimension(key, self.plan.key_layout.index("S"))]
-        return builder.op("Expand", [flat, builder.op("Concat", whole, INT64, {"axis": 0})], INT32)
+        return builder.expand(flat, builder.concat(whole, 0))

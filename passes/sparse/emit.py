@@ -146,8 +146,8 @@ def attention(
     out, total = node.outputs[0], node.outputs[2]
     dtype, shape = builder.info.dtype(out), builder.info.shape(out)
     assert dtype is not None and shape is not None and shape[2].const is not None
-    total = builder.op("Transpose", [total], ir.DataType.FLOAT, {"perm": (0, 2, 1, 3)})
-    total = builder.op("Reshape", [total, builder.ints([0, 0, shape[2].const, 1])], ir.DataType.FLOAT)
-    undefined = builder.op("IsNaN", [total], ir.DataType.BOOL)
+    total = builder.transpose(total, (0, 2, 1, 3))
+    total = builder.reshape(total, [0, 0, shape[2].const, 1])
+    undefined = builder.op("IsNaN", [total])
     zero = builder.constant(np.array(0, dtype.numpy()), "number")
-    return node, builder.op("Where", [undefined, zero, out], dtype)
+    return node, builder.where(undefined, zero, out)

@@ -306,13 +306,13 @@ def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -
         tokens = (builder.info.shape(key) or ())[1].const
         assert tokens is not None
         zero, length = (builder.constant(np.array(number, dtype.numpy()), "number") for number in (0, tokens))
-        negative = builder.op("Less", [indices, zero], ir.DataType.BOOL)
-        indices = builder.op("Where", [negative, builder.op("Add", [indices, length], dtype), indices], dtype)
+        negative = builder.less(indices, zero)
+        indices = builder.where(negative, builder.add(indices, length), indices)
     indices = builder.cast(indices, INT32)
     # The mask may run along those heads only that have lists of their own.
     masked = sparse.mask(replace(match, roles=replace(match.roles, heads=lists[2])))
     if masked is None:
         return indices
-    masked = builder.op("Transpose", [masked], ir.DataType.BOOL, {"perm": (0, 2, 1, 3)})
+    masked = builder.transpose(masked, (0, 2, 1, 3))
     beyond = builder.constant(np.array(BEYOND, np.int32), "beyond")
-    return builder.op("Where", [masked, beyond, indices], INT32)
+    return builder.where(masked, beyond, indices)

@@ -101,8 +101,7 @@ def _cut_operand(
     if whole_axes not in own or not set(listed).isdisjoint(whole_axes) or whole_axes == space.resolve(operand.tokens):
         return None
     place = own.index(whole_axes)
-    bounds = [builder.ints([number]) for number in (start, start + size, place)]
-    part = builder.op("Slice", [base, *bounds], viewer.info.dtype(base))
+    part = builder.slice(base, [start], [start + size], [place])
     cut = (*own[:place], dims[axis], *own[place + 1 :])
     return replace(operand, source=View(part, cut, cut, equivalent_values=((part, cut),)), node=None)
 

@@ -105,8 +105,8 @@ def _compared(part: AtLeastZero, shape: Shape, rows: Dim, keys: Dim) -> KeyMask 
 
 def hidden_keys(hidden: PaddedKeys, whole: Sequence[ir.Value], builder: Builder) -> ir.Value:
     """Whether each key is hidden, [B,T]; `whole` are B and T as vectors of one element."""
-    value = builder.cast(builder.units("Squeeze", hidden.value, hidden.units), ir.DataType.BOOL)
+    value = builder.cast(builder.squeeze(hidden.value, hidden.units), ir.DataType.BOOL)
     if not hidden.when:
-        value = builder.op("Not", [value], ir.DataType.BOOL)
-    shape = builder.op("Concat", list(whole), ir.DataType.INT64, {"axis": 0})
-    return builder.op("Expand", [value, shape], ir.DataType.BOOL)
+        value = builder.not_(value)
+    shape = builder.concat(list(whole), 0)
+    return builder.expand(value, shape)

@@ -80,7 +80,7 @@ class Selection:
 
     def entries(self, builder: Builder) -> ir.Value:
         """The indices as [B,S1,K]."""
-        return builder.units("Squeeze", self.indices, [1] * self.heads)
+        return builder.squeeze(self.indices, [1] * self.heads)
 
 
 def _without_heads(shape: Shape | None, heads: bool) -> Shape | None:

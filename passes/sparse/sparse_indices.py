@@ -110,9 +110,9 @@ class SparseIndices:
                 indices = made.without(indices, excluded)
                 continue
             if part.causal:
-                indices = made.without(indices, builder.op("Greater", [indices, made.last_seen()], BOOL))
+                indices = made.without(indices, builder.greater(indices, made.last_seen()))
             indices = made.without_hidden(indices, builder.cast(entries, INT64), part)
-        return SparseIndices(builder.units("Unsqueeze", indices, [2]), mode=0)
+        return SparseIndices(builder.unsqueeze(indices, [2]), mode=0)
 
 
 @dataclass(frozen=True)
@@ -133,24 +133,24 @@ class SparseIndicesBuilder:
             return None
         indices, mode = self.builder.cast(self.selected.entries(self.builder), INT32), 0
         if any(part.causal for part in parts):
-            shape = self.builder.op("Shape", [indices], INT64)
-            count = self.builder.op("Gather", [shape, self.builder.ints([2])], INT64, {"axis": 0})
-            indices = self.builder.op("TopK", [indices, count], INT32, {"axis": 2, "largest": 0}, outputs=2)
+            shape = self.builder.shape_of(indices)
+            count = self.builder.gather(shape, [2], 0)
+            indices = self.builder.op("TopK", [indices, count], {"axis": 2, "largest": 0}, outputs=2)
             mode = CORNER_CAUSAL
-        return SparseIndices(self.builder.units("Unsqueeze", indices, [2]), mode, block=self.selected.block)
+        return SparseIndices(self.builder.unsqueeze(indices, [2]), mode, block=self.selected.block)
 
     def without(self, indices: ir.Value, excluded: ir.Value) -> ir.Value:
         """The entries, the excluded ones replaced by an index beyond all keys."""
         beyond = self.builder.constant(np.array(BEYOND, np.int32), "beyond")
-        return self.builder.op("Where", [excluded, beyond, indices], INT32)
+        return self.builder.where(excluded, beyond, indices)
 
     def without_hidden(self, indices: ir.Value, candidates: ir.Value, part: KeyMask) -> ir.Value:
         """The entries [B,S,K] without hidden keys; `candidates` are the keys they name, as int64."""
         builder = self.builder
         for hidden in sorted(part.hidden, key=_name):
             keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
-            points = builder.units("Unsqueeze", candidates, [3])
-            excluded = builder.op("GatherND", [keys, points], BOOL, {"batch_dims": 1})
+            points = builder.unsqueeze(candidates, [3])
+            excluded = builder.op("GatherND", [keys, points], {"batch_dims": 1})
             indices = self.without(indices, excluded)
         return indices
 
@@ -164,11 +164,11 @@ class SparseIndicesBuilder:
         if rows is not None and keys is not None and rows <= FOLD_LIMIT:
             last = np.arange(keys - rows, keys, dtype=np.int32).reshape(1, rows, 1)
             return builder.constant(last, "last_seen")
-        end = builder.units("Squeeze", self.length(1, 1), [0])
-        start = builder.op("Sub", [end, builder.units("Squeeze", self.length(0, 1), [0])], INT64)
+        end = builder.squeeze(self.length(1, 1), [0])
+        start = builder.sub(end, builder.squeeze(self.length(0, 1), [0]))
         step = builder.constant(np.array(1, np.int64), "one")
-        counted = builder.op("Range", [start, end, step], INT64)
-        return builder.units("Unsqueeze", builder.cast(counted, INT32), [0, 2])
+        counted = builder.op("Range", [start, end, step])
+        return builder.unsqueeze(builder.cast(counted, INT32), [0, 2])
 
     def in_mask(self, condition: Condition) -> ir.Value | None:
         """Whether a condition excludes the listed keys, [B,S1,K]; None where it cannot be looked up."""
@@ -182,13 +182,13 @@ class SparseIndicesBuilder:
         value = builder.cast(value, BOOL)
         if shape != whole:
             candidates = [(0, 0), (0, 1), (1, 1)]
-            target = builder.op("Concat", [self.length(*place) for place in candidates], INT64, {"axis": 0})
-            value = builder.op("Expand", [value, target], BOOL)
+            target = builder.concat([self.length(*place) for place in candidates], 0)
+            value = builder.expand(value, target)
         entries = builder.cast(self.selected.entries(builder), INT64)
-        value = builder.op("GatherElements", [value, entries], BOOL, {"axis": 2})
+        value = builder.op("GatherElements", [value, entries], {"axis": 2})
         if condition.when:
             return value
-        return builder.op("Not", [value], BOOL)
+        return builder.not_(value)
 
     def _by_rows(self, condition: Condition) -> ir.Value | None:
         """The value of a condition as [B,S1,S2], each of which may be 1; None where it runs along heads."""
@@ -199,9 +199,9 @@ class SparseIndicesBuilder:
         if condition.heads and len(shape) >= 3 and shape[-3].const != 1:
             return None
         if len(shape) == 4:
-            return builder.units("Squeeze", value, [1])
+            return builder.squeeze(value, [1])
         if len(shape) < 3:
-            return builder.units("Unsqueeze", value, list(range(3 - len(shape))))
+            return builder.unsqueeze(value, list(range(3 - len(shape))))
         return value
 
     def by_indexer(self, whole: KeyMask) -> SparseIndices | None:
@@ -222,11 +222,11 @@ class SparseIndicesBuilder:
             return None
         indices = node.outputs[0]
         if whole.hidden:
-            entries = builder.units("Squeeze", indices, [2])
+            entries = builder.squeeze(indices, [2])
             # An entry of -1 ends the list. It is looked up as the last key: if that one is hidden, the entry is
             # skipped.
             kept = self.without_hidden(entries, builder.cast(entries, INT64), whole)
-            indices = builder.units("Unsqueeze", kept, [2])
+            indices = builder.unsqueeze(kept, [2])
         return SparseIndices(indices, mode, node)
 
     def _ranked_scores(self) -> IndexScores | None:
@@ -256,7 +256,7 @@ class SparseIndicesBuilder:
         query, key, weights = arranged
         if scores.factor != 1.0:
             factor = builder.constant(np.array(scores.factor, np.float32), "factor")
-            weights = builder.op("Mul", [weights, factor], FLOAT)
+            weights = builder.mul(weights, factor)
         for hidden in sorted(whole.hidden, key=_name):
             query, key, weights = self._behind(hidden, query, key, weights)
         return {"query": query, "key": key, "weights": weights}
@@ -270,19 +270,19 @@ class SparseIndicesBuilder:
         """
         builder = self.builder
         keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
-        column = builder.units("Unsqueeze", builder.cast(keys, FLOAT), [2, 3])
-        key = builder.op("Concat", [key, column], FLOAT, {"axis": 3})
+        column = builder.unsqueeze(builder.cast(keys, FLOAT), [2, 3])
+        key = builder.concat([key, column], 3)
         heads, width = (size.const for size in (builder.info.shape(query) or ())[2:])
         assert heads is not None and width is not None
         # A head and a column of zeros, and 1 where they meet.
-        grown = builder.op("Pad", [query, builder.ints([0, 0, 0, 0, 0, 0, 1, 1])], FLOAT)
+        grown = builder.op("Pad", [query, builder.ints([0, 0, 0, 0, 0, 0, 1, 1])])
         corner = np.zeros((1, 1, heads + 1, width + 1), np.float32)
         corner[0, 0, -1, -1] = 1
-        query = builder.op("Add", [grown, builder.constant(corner, "corner")], FLOAT)
-        weights = builder.op("Pad", [weights, builder.ints([0, 0, 0, 0, 0, 1])], FLOAT)
+        query = builder.add(grown, builder.constant(corner, "corner"))
+        weights = builder.op("Pad", [weights, builder.ints([0, 0, 0, 0, 0, 1])])
         number = np.zeros(heads + 1, np.float32)
         number[-1] = BEHIND
-        return query, key, builder.op("Add", [weights, builder.constant(number, "behind")], FLOAT)
+        return query, key, builder.add(weights, builder.constant(number, "behind"))
 
 
 def _name(hidden: PaddedKeys) -> str:

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, RewriteRule
 from fa_compiler.passes.ir.nodes import axes_of, constant, int_attr
 
 NEWEST_SOURCE = 28
@@ -94,7 +94,7 @@ def booleans(rewrite: Rewrite) -> None:
     node.replace_input_with(0, builder.cast(data, ir.DataType.UINT8))
     reduced = node.outputs[0]
     builder.info.set(reduced, builder.info.shape(reduced), ir.DataType.UINT8)
-    result = builder.op("Cast", [reduced], ir.DataType.BOOL, {"to": int(ir.DataType.BOOL)})
+    result = builder.op("Cast", [reduced], {"to": int(ir.DataType.BOOL)})
     ir.convenience.replace_all_uses_with(reduced, result, replace_graph_outputs=True)
     maker = result.producer()
     assert maker is not None
@@ -124,12 +124,12 @@ def split_sizes(rewrite: Rewrite) -> None:
             rewrite.fail(f"{size} elements have no {count} parts")
         sizes = builder.ints([*[part] * (count - 1), size - part * (count - 1)])
     else:
-        shape_of = builder.op("Shape", [data], INT64)
-        axis_size = builder.op("Gather", [shape_of, builder.ints([axis])], INT64, {"axis": 0})
-        raised = builder.op("Add", [axis_size, builder.ints([count - 1])], INT64)
-        each = builder.op("Div", [raised, builder.ints([count])], INT64)
-        last = builder.op("Sub", [axis_size, builder.op("Mul", [each, builder.ints([count - 1])], INT64)], INT64)
-        sizes = builder.op("Concat", [*[each] * (count - 1), last], INT64, {"axis": 0})
+        shape_of = builder.shape_of(data)
+        axis_size = builder.gather(shape_of, [axis], 0)
+        raised = builder.add(axis_size, builder.ints([count - 1]))
+        each = builder.div(raised, builder.ints([count]))
+        last = builder.sub(axis_size, builder.mul(each, builder.ints([count - 1])))
+        sizes = builder.concat([*[each] * (count - 1), last], 0)
     node.resize_inputs(2)
     node.replace_input_with(1, sizes)
 

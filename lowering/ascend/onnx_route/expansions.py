@@ -22,7 +22,7 @@ from collections.abc import Mapping
 
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite, RewriteRule
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, RewriteRule
 from fa_compiler.passes.emit.rotary import rotate_heads
 from fa_compiler.passes.ir.nodes import int_attr
 
@@ -75,12 +75,12 @@ def group_normalization(rewrite: Rewrite) -> None:
     x = _stashed(rewrite, grouped) if rewrite.source >= 21 else grouped
     mean = rewrite.op("ReduceMean", *_axes(rewrite, [x], [2], x))
     normal = builder.cast(_normalised(rewrite, rewrite.op("Sub", [x, mean], x), [2]), rewrite.dtype(data))
-    shape = builder.op("Shape", [data], INT64)
+    shape = builder.shape_of(data)
     if rewrite.source >= 21:
         normal = rewrite.op("Reshape", [normal, shape], data)
-        scale, bias = (builder.units("Unsqueeze", value, range(1, rank - 1)) for value in (scale, bias))
+        scale, bias = (builder.unsqueeze(value, range(1, rank - 1)) for value in (scale, bias))
     else:
-        scale, bias = (builder.units("Unsqueeze", value, [1]) for value in (scale, bias))
+        scale, bias = (builder.unsqueeze(value, [1]) for value in (scale, bias))
     result = rewrite.op("Add", [rewrite.op("Mul", [normal, scale], data), bias], data)
     rewrite.replace(result if rewrite.source >= 21 else rewrite.op("Reshape", [result, shape], data))
 
@@ -156,4 +156,4 @@ def _cache(rewrite: Rewrite, table: ir.Value, axis: int) -> ir.Value:
     positions = rewrite.given(3)
     if positions is not None:
         table = rewrite.op("Gather", [table, positions], table, {"axis": 0})
-    return rewrite.builder.units("Unsqueeze", table, [axis])
+    return rewrite.builder.unsqueeze(table, [axis])

@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin_mismatches
-from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.passes.ir.nodes import constant, int_attr
 from fa_compiler.passes.ops.elementwise import drops_nothing
 
@@ -55,11 +55,11 @@ def one_sign(rewrite: Rewrite) -> None:
     rewrite.drop("detect_negative", "detect_positive")
     if all(signs):
         return None
-    infinite = builder.op("IsInf", [data], BOOL)
+    infinite = builder.op("IsInf", [data])
     if any(signs):
-        side = builder.op("Less" if signs[0] else "Greater", [data, rewrite.scalar(0, data)], BOOL)
-        return rewrite.replace(builder.op("And", [infinite, side], BOOL))
-    nothing = builder.op("And", [infinite, builder.op("Not", [infinite], BOOL)], BOOL)
+        side = builder.op("Less" if signs[0] else "Greater", [data, rewrite.scalar(0, data)])
+        return rewrite.replace(builder.and_(infinite, side))
+    nothing = builder.and_(infinite, builder.not_(infinite))
     return rewrite.replace(nothing)
 
 
@@ -83,11 +83,11 @@ def floored(rewrite: Rewrite) -> None:
         return
     rest = rewrite.op("Mod", [left, right], left, {"fmod": 1})
     zero = rewrite.scalar(0, left)
-    signs = [builder.op("Less", [value, zero], BOOL) for value in (rest, right)]
-    other = builder.op("Xor", signs, BOOL)
-    some = builder.op("Or", [builder.op(sign, [rest, zero], BOOL) for sign in ("Less", "Greater")], BOOL)
+    signs = [builder.less(value, zero) for value in (rest, right)]
+    other = builder.op("Xor", signs)
+    some = builder.op("Or", [builder.op(sign, [rest, zero]) for sign in ("Less", "Greater")])
     raised = rewrite.op("Add", [rest, right], left)
-    rewrite.replace(rewrite.op("Where", [builder.op("And", [other, some], BOOL), raised, rest], left))
+    rewrite.replace(rewrite.op("Where", [builder.and_(other, some), raised, rest], left))
 
 
 def dropout(rewrite: Rewrite) -> None:
@@ -100,15 +100,15 @@ def dropout(rewrite: Rewrite) -> None:
     if rewrite.is_read(1):
         if builder.opset < 12:
             rewrite.fail("its mask is read, which ATC's plugin does not make; export with opset 12 or newer")
-        kept = builder.op("Not", [_false_like(rewrite, data)], BOOL)
+        kept = builder.not_(_false_like(rewrite, data))
         return rewrite.replace(rewrite.op("Identity", [data], data), kept)
     return rewrite.replace(rewrite.op("Identity", [data], data))
 
 
 def _false_like(rewrite: Rewrite, data: ir.Value) -> ir.Value:
     builder = rewrite.builder
-    shape = builder.op("Shape", [data], INT64)
-    return builder.op("Expand", [builder.constant(np.array(False), "number"), shape], BOOL)
+    shape = builder.shape_of(data)
+    return builder.expand(builder.constant(np.array(False), "number"), shape)
 
 
 def sums(rewrite: Rewrite) -> None:
@@ -145,7 +145,7 @@ def zero_bias(rewrite: Rewrite) -> None:
     if None not in sizes:
         zeros = builder.constant(np.zeros([size or 0 for size in sizes], rewrite.dtype(scale).numpy()), "bias")
     else:
-        zeros = rewrite.op("Expand", [rewrite.scalar(0, scale), builder.op("Shape", [scale], INT64)], scale)
+        zeros = rewrite.op("Expand", [rewrite.scalar(0, scale), builder.shape_of(scale)], scale)
     node.resize_inputs(3)
     node.replace_input_with(2, zeros)
 

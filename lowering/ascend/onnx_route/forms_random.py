@@ -36,5 +36,5 @@ def counted_in_int32(rewrite: Rewrite) -> None:
     if wanted == INT32:
         return
     attrs = {name: attr.value for name, attr in rewrite.node.attributes.items()}
-    drawn = rewrite.builder.op("Multinomial", [rewrite.needed(0)], INT32, attrs)
+    drawn = rewrite.builder.op("Multinomial", [rewrite.needed(0)], attrs)
     rewrite.replace(rewrite.builder.cast(drawn, wanted))

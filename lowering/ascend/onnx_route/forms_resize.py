@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import RIGHT_PIXELS, TIES
-from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.passes.ir.nodes import constant, int_attr
 
 
@@ -205,7 +205,7 @@ def _resized_axes(rewrite: Rewrite) -> None:
         joined = (
             rewrite.builder.ints([int(value[0]) for value in known if value is not None])
             if all(value is not None for value in known)
-            else rewrite.builder.op("Concat", every, INT64, {"axis": 0})
+            else rewrite.builder.concat(every, 0)
         )
         node.replace_input_with(3, joined)
     else:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
+from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 
 BOOL = ir.DataType.BOOL
 
@@ -30,15 +30,15 @@ def flat_indices(rewrite: Rewrite) -> None:
     depth = rewrite.shape(indices)[-1].const
     if depth is None:
         rewrite.fail("the number of indexed axes is not known; declare the shape of its indices")
-    places = builder.op("Reshape", [_row_major(rewrite, data, indices, depth), builder.ints([-1])], INT64)
+    places = builder.reshape(_row_major(rewrite, data, indices, depth), [-1])
     rest = [builder.dimension(data, axis) for axis in range(depth, len(rewrite.shape(data)))]
-    rows, count = _product(rewrite, data, depth), builder.op("Shape", [places], INT64)
+    rows, count = _product(rewrite, data, depth), builder.shape_of(places)
     flat = _reshaped(rewrite, data, [rows, *rest])
     parts = _reshaped(rewrite, updates, [count, *rest])
     column = _reshaped(rewrite, places, [count, *[builder.ints([1])] * len(rest)])
-    column = builder.op("Expand", [column, builder.op("Shape", [parts], INT64)], INT64)
+    column = builder.expand(column, builder.shape_of(parts))
     result = rewrite.op("ScatterElements", [flat, column, parts], data, {"axis": 0, "reduction": reduction})
-    shape = builder.op("Shape", [data], INT64)
+    shape = builder.shape_of(data)
     rewrite.replace(rewrite.op("Reshape", [result, shape], data, {"allowzero": 1}))
 
 
@@ -47,11 +47,11 @@ def _row_major(rewrite: Rewrite, data: ir.Value, indices: ir.Value, depth: int) 
     builder, total = rewrite.builder, None
     for axis in range(depth):
         size = builder.dimension(data, axis)
-        column = builder.op("Gather", [indices, builder.ints([axis])], INT64, {"axis": -1})
-        below = builder.op("Less", [column, builder.ints([0])], BOOL)
-        column = builder.op("Where", [below, builder.op("Add", [column, size], INT64), column], INT64)
+        column = builder.gather(indices, [axis], -1)
+        below = builder.less(column, builder.ints([0]))
+        column = builder.where(below, builder.add(column, size), column)
         if total is not None:
-            column = builder.op("Add", [builder.op("Mul", [total, size], INT64), column], INT64)
+            column = builder.add(builder.mul(total, size), column)
         total = column
     return builder.ints([0]) if total is None else total
 
@@ -60,10 +60,10 @@ def _product(rewrite: Rewrite, data: ir.Value, depth: int) -> ir.Value:
     """The number of elements of the first axes, int64 [1]."""
     builder, total = rewrite.builder, rewrite.builder.ints([1])
     for axis in range(depth):
-        total = builder.op("Mul", [total, builder.dimension(data, axis)], INT64)
+        total = builder.mul(total, builder.dimension(data, axis))
     return total
 
 
 def _reshaped(rewrite: Rewrite, value: ir.Value, sizes: list[ir.Value]) -> ir.Value:
-    shape = rewrite.builder.op("Concat", sizes, INT64, {"axis": 0})
+    shape = rewrite.builder.concat(sizes, 0)
     return rewrite.op("Reshape", [value, shape], value, {"allowzero": 1})

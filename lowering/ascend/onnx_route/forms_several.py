@@ -78,10 +78,10 @@ def cross_entropy(rewrite: Rewrite) -> None:
     ignored = None
     if attr is not None:
         number = builder.constant(np.array(attr.as_int(), kind.numpy()), "number")
-        ignored = builder.op("Equal", [labels, number], BOOL)
+        ignored = builder.equal(labels, number)
         labels = rewrite.op("Where", [ignored, rewrite.scalar(0, labels), labels], labels)
-    places = builder.units("Unsqueeze", labels, [1])
-    found = builder.units("Squeeze", rewrite.op("GatherElements", [log, places], scores, {"axis": 1}), [1])
+    places = builder.unsqueeze(labels, [1])
+    found = builder.squeeze(rewrite.op("GatherElements", [log, places], scores, {"axis": 1}), [1])
     loss = rewrite.op("Neg", [found], scores)
     weight = None if weights is None else rewrite.op("Gather", [weights, labels], scores, {"axis": 0})
     if weight is not None:

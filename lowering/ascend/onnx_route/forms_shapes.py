@@ -38,9 +38,8 @@ def shape_bounds(rewrite: Rewrite) -> None:
     start, end = int_attr(rewrite.node, "start", 0), int_attr(rewrite.node, "end", END)
     rewrite.drop("start", "end")
     if (start, end) != (0, END):
-        full_shape = rewrite.builder.op("Shape", [rewrite.needed(0)], INT64)
-        bounds = [rewrite.builder.ints([number]) for number in (start, end, 0)]
-        rewrite.replace(rewrite.builder.op("Slice", [full_shape, *bounds], INT64))
+        full_shape = rewrite.builder.shape_of(rewrite.needed(0))
+        rewrite.replace(rewrite.builder.slice(full_shape, [start], [end], [0]))
 
 
 def transpose_perm(rewrite: Rewrite) -> None:
@@ -65,14 +64,14 @@ def last_index(rewrite: Rewrite) -> None:
     if wants_last:
         bounds = [builder.ints([number]) for number in (-1, -END - 1, axis, -1)]
         data = rewrite.op("Slice", [data, *bounds], data)
-    found = builder.op(node.op_type, [data], INT64, {"axis": axis, "keepdims": keep})
+    found = builder.op(node.op_type, [data], {"axis": axis, "keepdims": keep})
     if node.op_type == "ArgMin":
-        found = builder.op("Cast", [found], INT64, {"to": int(INT64)})
+        found = builder.op("Cast", [found], {"to": int(INT64)})
     if wants_last:
-        every = builder.op("Shape", [rewrite.needed(0)], INT64)
-        last = builder.op("Gather", [every, builder.constant(np.array(axis, np.int64), "axis")], INT64, {"axis": 0})
-        last = builder.op("Sub", [last, builder.constant(np.array(1, np.int64), "number")], INT64)
-        found = builder.op("Sub", [last, found], INT64)
+        every = builder.shape_of(rewrite.needed(0))
+        last = builder.gather(every, builder.constant(np.array(axis, np.int64), "axis"), 0)
+        last = builder.sub(last, builder.constant(np.array(1, np.int64), "number"))
+        found = builder.sub(last, found)
     rewrite.replace(found)
 
 
@@ -85,15 +84,14 @@ def batch_indices(rewrite: Rewrite) -> None:
         return
     indices = rewrite.needed(1)
     rank = len(rewrite.shape(indices))
-    every = builder.op("Shape", [indices], INT64)
-    bounds = [builder.ints([number]) for number in (0, rank - 1, 0)]
-    target = builder.op("Concat", [builder.op("Slice", [every, *bounds], INT64), builder.ints([1])], INT64, {"axis": 0})
+    every = builder.shape_of(indices)
+    target = builder.concat([builder.slice(every, [0], [rank - 1], [0]), builder.ints([1])], 0)
     parts = []
     for axis in range(batch):
         places = builder.range(builder.dimension(indices, axis))
-        column = builder.op("Reshape", [places, builder.ints([-1, *[1] * (rank - 1 - axis)])], INT64)
-        parts.append(builder.op("Expand", [column, target], INT64))
-    joined = builder.op("Concat", [*parts, indices], INT64, {"axis": -1})
+        column = builder.reshape(places, [-1, *[1] * (rank - 1 - axis)])
+        parts.append(builder.expand(column, target))
+    joined = builder.concat([*parts, indices], -1)
     rewrite.replace(rewrite.op("GatherND", [rewrite.needed(0), joined], rewrite.needed(0)))
 
 
@@ -105,9 +103,9 @@ def eye(rewrite: Rewrite) -> None:
     rows_known, columns_known = (size.const for size in rewrite.shape(data))
     if builder.opset >= 11:
         rows, columns = (builder.range(builder.dimension(data, axis)) for axis in (0, 1))
-        shifted = builder.op("Add", [rows, builder.ints([offset])], INT64)
-        equal = builder.op("Equal", [builder.units("Unsqueeze", shifted, [1]), columns], BOOL)
-        return rewrite.replace(builder.op("Cast", [equal], dtype, {"to": int(dtype)}))
+        shifted = builder.add(rows, builder.ints([offset]))
+        equal = builder.equal(builder.unsqueeze(shifted, [1]), columns)
+        return rewrite.replace(builder.op("Cast", [equal], {"to": int(dtype)}))
     if rows_known is None or columns_known is None or rows_known * columns_known > 1 << 20:
         rewrite.fail("EyeLike of an unknown or large size; export with opset 11 or newer")
     ones = np.eye(rows_known, columns_known, offset).astype(dtype.numpy())
@@ -148,8 +146,8 @@ def size(rewrite: Rewrite) -> None:
     if None not in sizes:
         count = np.array(np.prod([size or 0 for size in sizes], dtype=np.int64))
         return rewrite.replace(builder.constant(count, "number"))
-    every = builder.op("Shape", [data], INT64)
-    return rewrite.replace(builder.op("ReduceProd", [every], INT64, {"keepdims": 0}))
+    every = builder.shape_of(data)
+    return rewrite.replace(builder.op("ReduceProd", [every], {"keepdims": 0}))
 
 
 def pad(rewrite: Rewrite) -> None:
@@ -186,4 +184,4 @@ def one_axis(rewrite: Rewrite) -> None:
         return
     flat = rewrite.op("Flatten", [data], data, {"axis": axis % max(rank, 1)})
     result = rewrite.op(node.op_type, [flat], data, {"axis": -1 if builder.opset >= 11 else 1})
-    rewrite.replace(rewrite.op("Reshape", [result, builder.op("Shape", [data], INT64)], data))
+    rewrite.replace(rewrite.op("Reshape", [result, builder.shape_of(data)], data))

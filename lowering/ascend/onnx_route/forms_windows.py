@@ -106,8 +106,8 @@ def _as_volume(rewrite: Rewrite, kernel: Sequence[int], strides: Sequence[int], 
         rewrite.fail("auto_pad together with dilations; export with explicit pads")
     half, none = len(pads) // 2, [0] * count
     attrs["pads"] = [*none, *pads[:half], *none, *pads[half:]]
-    pooled = rewrite.op("MaxPool", [builder.units("Unsqueeze", data, axes)], data, attrs)
-    rewrite.replace(builder.units("Squeeze", pooled, axes))
+    pooled = rewrite.op("MaxPool", [builder.unsqueeze(data, axes)], data, attrs)
+    rewrite.replace(builder.squeeze(pooled, axes))
 
 
 def global_maximum(rewrite: Rewrite) -> None:

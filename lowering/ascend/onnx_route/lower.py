@@ -232,7 +232,7 @@ def _scalar_condition(rewrite: Rewrite) -> None:
     """Make the condition of an If a scalar: GE treats any other condition as true unless it is empty."""
     condition = rewrite.needed(0)
     axes = list(range(len(rewrite.shape(condition))))
-    rewrite.node.replace_input_with(0, rewrite.builder.units("Squeeze", condition, axes))
+    rewrite.node.replace_input_with(0, rewrite.builder.squeeze(condition, axes))
 
 
 def _plain_constants(graph: ir.Graph) -> None:

@@ -46,7 +46,7 @@ ATTRIBUTES = (
 )
 """The attributes that the parser's plugin reads."""
 
-_SWAP = {"perm": (1, 0, 2)}
+_SWAP = (1, 0, 2)
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ def _to_prompt(node: ir.Node, builder: Builder, options: Options) -> Replaced:
     is_cast = wanted is not None and wanted is not result.dtype
     if wanted is not None:
         result = builder.cast(result, wanted)
-    replace_value(old, builder.op("Transpose", [result], wanted, _SWAP) if turned else result)
+    replace_value(old, builder.transpose(result, _SWAP) if turned else result)
     sweep(builder.graph, [node])
     assumed = (HALF_ATTENTION,) if is_cast else ()
     return Replaced(made.name or "", prompt.OP, text_attr(made, "input_layout", ""), assumed)
@@ -152,7 +152,7 @@ def _turn(node: ir.Node, builder: Builder) -> bool:
         return False
     for index, value in enumerate(node.inputs[:3]):
         assert value is not None
-        node.replace_input_with(index, builder.op("Transpose", [value], builder.info.dtype(value), _SWAP))
+        node.replace_input_with(index, builder.transpose(value, _SWAP))
     node.attributes["input_layout"] = ir.AttrString("input_layout", "BSH")
     return True
 

@@ -11,7 +11,8 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedNode
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.emit.build import AttrValue, Builder
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.ir.nodes import float_attr, input_of, text_attr
 from fa_compiler.passes.ir.surgery import replace_value
 
@@ -97,7 +98,7 @@ class Rewrite:
         attrs: Mapping[str, AttrValue] | None = None,
     ) -> ir.Value:
         """A new node whose result has the type of `like`."""
-        return self.builder.op(op_type, inputs, self.dtype(like), attrs)
+        return self.builder.op(op_type, inputs, attrs, dtype=self.dtype(like))
 
     def scalar(self, number: float, like: ir.Value) -> ir.Value:
         """A number as a constant of the type of `like`."""

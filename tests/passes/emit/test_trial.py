@@ -40,9 +40,9 @@ def make(builder: Builder, value: ir.Value) -> ir.Value:
     """One of everything that a builder makes."""
     builder.length(value, 0)
     builder.lone(ir.node("Relu", [value]))
-    builder.alias(builder.op("Neg", [value], ir.DataType.FLOAT))
+    builder.alias(builder.op("Neg", [value]))
     ones = builder.constant(np.ones((1, 4, 1, 8), np.float32), "ones")
-    return builder.op("Mul", [value, ones], ir.DataType.FLOAT)
+    return builder.op("Mul", [value, ones])
 
 
 @pytest.mark.parametrize("replaces", [False, True])
@@ -72,7 +72,7 @@ def test_a_kept_change_is_undone_later() -> None:
     builder, values = built()
     graph, before = builder.graph, text(builder.graph)
     with Trial(builder) as trial:
-        made = builder.op("Mul", [values["a"], builder.constant(np.array(2.0, np.float32))], ir.DataType.FLOAT)
+        made = builder.op("Mul", [values["a"], builder.constant(np.array(2.0, np.float32))])
         trial.replace((values["d"], made))
         change = trial.keep()
     assert change is not None and trial.kept
@@ -92,7 +92,7 @@ def test_the_order_stays_right(order: str, old: str, read: str) -> None:
     if order == "known":
         assert not depends(values["a"], graph[-1])
     with Trial(builder) as trial:
-        made = builder.op("Sigmoid", [values[read]], ir.DataType.FLOAT)
+        made = builder.op("Sigmoid", [values[read]])
         trial.replace((values[old], made))
         assert trial.keep() is not None
     assert (graph.meta[ORDER] == {}) == (old == "b")
@@ -118,7 +118,7 @@ def test_nodes_of_a_branch_are_not_changed() -> None:
     inner = next(iter(chosen.attributes["then_branch"].as_graph()))
     before = state(Trial(builder))
     with Trial(builder) as trial:
-        made = builder.op("Abs", [builder.graph.inputs[0]], ir.DataType.FLOAT)
+        made = builder.op("Abs", [builder.graph.inputs[0]])
         trial.replace((chosen.outputs[0], made), nodes=[chosen, inner])
         assert trial.keep() is None
     assert state(Trial(builder)) == before
