@@ -24,7 +24,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import FLOATS, input_of
+from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, input_of
 from fa_compiler.passes.layout.plan import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
@@ -37,8 +37,8 @@ from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-ROUNDING_PRECISIONS = (int(ir.DataType.FLOAT16), int(ir.DataType.BFLOAT16))
-"""Values of softmax_precision that round float32 scores."""
+PRECISIONS = (ir.DataType.FLOAT, ir.DataType.DOUBLE, *SIXTEEN_BITS)
+"""The types that softmax_precision may name."""
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,19 @@ class OpConverter:
         if after_softmax:
             raise self.decline(Code.PROBABILITIES_ARE_OUTPUT, f"{name}, the probabilities, is read")
         raise self.decline(Code.SCORES_ARE_OUTPUT, f"{name}, the scores, is read")
+
+    def check_precision(self) -> None:
+        """Decline a softmax_precision that rounds float32 scores, and one that is no type of floating point. With such
+        a number the operator has no function body, so ONNX Runtime casts operands of two types for a kernel of one."""
+        attr = self.node.attributes.get("softmax_precision")
+        if attr is None:
+            return
+        if attr.as_int() not in PRECISIONS:
+            reason = f"softmax_precision is {attr.as_int()}, which is no type of floating point"
+            raise self.decline(Code.READY_MADE, reason, "leave softmax_precision out")
+        wide = self.info.dtype(self.required_input(0)) == ir.DataType.FLOAT
+        if wide and attr.as_int() in SIXTEEN_BITS:
+            raise self.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
 
     def given_number(self, name: str) -> float | None:
         """A float attribute; None where it is not given."""

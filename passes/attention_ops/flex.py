@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.ir.nodes import RANDOM, STANDARD, int_attr
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -41,9 +41,7 @@ PLAIN = (ir.AttributeType.INT, ir.AttributeType.FLOAT, ir.AttributeType.STRING, 
 def convert(call: OpConverter) -> ConvertedOp:
     """The record of a FlexAttention node."""
     node = call.node
-    wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
-    if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
-        raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
+    call.check_precision()
     if {"score_mod", "prob_mod"}.intersection(node.attributes):
         return _written_out(call)
     query, key, value = (call.operand(call.required_input(index), "BNSD") for index in range(3))

@@ -28,8 +28,10 @@ reaches it rounded or not, depending on where ONNX Runtime runs the nodes. The s
 The order of cap and mask is that of onnx 1.23, for all opsets, and of ONNX Runtime 1.32. onnx 1.19 and ONNX Runtime
 1.23 add the mask first, so that a masked key has the score -c.
 
-Refused besides: the score or probability matrix as an output, and a softmax_precision that rounds. Also a causal query
-of one row with several new keys and a past: in ONNX Runtime the row sees all keys, in the specification it does not.
+Refused besides: the score or probability matrix as an output, and a softmax_precision that rounds, or that is no type
+of floating point: such a node has no function body, and ONNX Runtime casts operands of two types for its CPU kernel.
+Also a causal query of one row with several new keys and a past: in ONNX Runtime the row sees all keys, in the
+specification it does not.
 Also a float mask that may hold +inf beside other exclusions, where the function body runs: the body adds their -inf to
 it. Also operands of three dimensions whose batch sizes differ: the function body splits the heads of all three by the
 query's batch size, which moves elements of a smaller key or value to other places.
@@ -48,7 +50,7 @@ from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.attention_ops.call import ROUNDING_PRECISIONS, ConvertedOp, OpConverter, Operand
+from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter, Operand
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
 from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, constant, inputs_of, int_attr, is_op
 from fa_compiler.passes.masks.band import Band, SparseMode
@@ -87,9 +89,7 @@ def _check(call: OpConverter) -> None:
         raise call.decline(Code.READY_MADE, reason)
     call.check_matrix("qk_matmul_output", int_attr(node, "qk_matmul_output_mode", 0) == PROBABILITIES)
     call.softcap()
-    wide = call.info.dtype(call.required_input(0)) == ir.DataType.FLOAT
-    if wide and int_attr(node, "softmax_precision", 0) in ROUNDING_PRECISIONS:
-        raise call.decline(Code.CAST, "softmax_precision rounds the scores to 16 bits before the softmax")
+    call.check_precision()
 
 
 @dataclass(frozen=True)

@@ -296,6 +296,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "probabilities",
     ),
     "rounded scores": ({"softmax_precision": 10}, "cast", "16 bits"),
+    "scores of integers": ({"softmax_precision": 3}, "ready_made", "no type of floating point"),
+    "scores of an unknown type": ({"softmax_precision": 99}, "ready_made", "no type of floating point"),
     "float64": ({"dtype": "float64"}, "dtype", "float32"),
     "large heads": ({"q": "B 2 S 776", "k": "B 2 T 776", "v": "B 2 T 776"}, "head_size_over_768", "776"),
     "head size not known": ({"q": "B 2 S D", "k": "B 2 T D", "v": "B 2 T D", "D": 8}, "shape", "head size"),
