@@ -14,12 +14,10 @@ from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-MOVERS = (
-    *("Identity", "Cast", "Transpose", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Expand", "Tile", "Pad", "Slice"),
-    *("Gather", "Split"),
-)
+MOVERS = (*LAYOUT_OPS, *REPEATS, "Cast", "Pad", "Slice", "Gather", "Split")
 """Operators whose first operand is looked at, too: it may be the operand in another arrangement."""
 ARITHMETIC = ("Mul", "Div", "Neg", "Exp")
 """Operators whose operands are looked at, too: a product with beta, a scale, a decay."""

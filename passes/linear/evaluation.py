@@ -15,43 +15,11 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import Meetings, names_of
-from fa_compiler.passes.linear.operators import evaluated
+from fa_compiler.passes.linear.operators import SUMS, evaluated
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-SUMS = frozenset(
-    [
-        "Identity",
-        "Cast",
-        "Transpose",
-        "Reshape",
-        "Flatten",
-        "Squeeze",
-        "Unsqueeze",
-        "Expand",
-        "Tile",
-        "Concat",
-        "Split",
-        "Slice",
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "Pad",
-        "Trilu",
-        "ScatterElements",
-        "ScatterND",
-        "Where",
-        "Add",
-        "Sub",
-        "Sum",
-        "Neg",
-        "Mul",
-        "ReduceSum",
-        "CumSum",
-    ]
-)
-"""Operators through which exponents are followed as sums."""
 MOST_ITERATIONS = 64
 MOST_STEPS = 10_000
 """So many nodes are evaluated at one point, those of a loop once for each iteration. Real models have up to 3,000."""

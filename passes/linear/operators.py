@@ -1,7 +1,7 @@
 """What single operators make of tensors at a random point (tensors.py).
 
 An operator that is not listed, or whose operands do not allow its rule, is an unknown function of its operands where it
-works element by element (ELEMENTWISE). What any other operator gives is not followed at all.
+works element by element (POINTWISE). What any other operator gives is not followed at all.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from fa_compiler.passes.linear.tensors import (
     of_field,
     summed,
 )
+from fa_compiler.passes.ops.elementwise import POINTWISE
 
 Operands: TypeAlias = Sequence[Tensor | None]
 Rule: TypeAlias = Callable[["Call"], list[Tensor]]
 RULES: dict[str, Rule] = {}
+SUMS: set[str] = set()
+"""The operators through which exponents are followed as sums."""
 FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
 MOST = 1 << 27
 """The most elements of one tensor."""
@@ -89,22 +92,23 @@ class Call:
         return default if attr is None else attr.value
 
 
-def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """Enter a rule for these operators."""
+def rule(*op_types: str, with_sums: bool = False) -> Callable[[Rule], Rule]:
+    """Enter a rule for these operators. `with_sums`: exponents are followed through them as sums."""
 
     def enter(function: Rule) -> Rule:
         RULES.update(dict.fromkeys(op_types, function))
+        SUMS.update(op_types if with_sums else ())
         return function
 
     return enter
 
 
-@rule("Identity")
+@rule("Identity", with_sums=True)
 def _identity(call: Call) -> list[Tensor]:
     return [call[0]]
 
 
-@rule("Cast")
+@rule("Cast", with_sums=True)
 def _cast(call: Call) -> list[Tensor]:
     """A type that holds the numbers of the source; another one rounds, and is an unknown function."""
     wanted = ir.DataType(call.attr("to"))
@@ -121,7 +125,7 @@ def holds(wanted: ir.DataType | None, given: ir.DataType | None) -> bool:
     return wanted == given or FLOAT_BITS[wanted] > FLOAT_BITS[given]
 
 
-@rule("Transpose")
+@rule("Transpose", with_sums=True)
 def _transpose(call: Call) -> list[Tensor]:
     perm = permutation(call.node, len(call[0].shape))
     return call.moved(lambda array: np.transpose(array, perm))
@@ -133,13 +137,13 @@ def _target(shape: Sequence[int], wanted: Sequence[int], keeps_zero: bool) -> li
     ]
 
 
-@rule("Reshape")
+@rule("Reshape", with_sums=True)
 def _reshape(call: Call) -> list[Tensor]:
     target = _target(call[0].shape, call.ints(1), bool(int_attr(call.node, "allowzero", 0)))
     return call.moved(lambda array: array.reshape(target))
 
 
-@rule("Flatten")
+@rule("Flatten", with_sums=True)
 def _flatten(call: Call) -> list[Tensor]:
     axis = int_attr(call.node, "axis", 1)
     axis = axis + len(call[0].shape) if axis < 0 else axis
@@ -147,26 +151,26 @@ def _flatten(call: Call) -> list[Tensor]:
     return call.moved(lambda array: array.reshape(rows, -1))
 
 
-@rule("Squeeze")
+@rule("Squeeze", with_sums=True)
 def _squeeze(call: Call) -> list[Tensor]:
     axes = call.axes()
     return call.moved(lambda array: np.squeeze(array, None if axes is None else tuple(axes)))
 
 
-@rule("Unsqueeze")
+@rule("Unsqueeze", with_sums=True)
 def _unsqueeze(call: Call) -> list[Tensor]:
     axes = tuple(call.axes() or ())
     return call.moved(lambda array: np.expand_dims(array, axes))
 
 
-@rule("Expand")
+@rule("Expand", with_sums=True)
 def _expand(call: Call) -> list[Tensor]:
     shape = np.broadcast_shapes(call[0].shape, tuple(call.ints(1)))
     _check_size(shape)
     return call.moved(lambda array: np.broadcast_to(array, shape))
 
 
-@rule("Tile")
+@rule("Tile", with_sums=True)
 def _tile(call: Call) -> list[Tensor]:
     repeats = call.ints(1)
     _check_size([size * count for size, count in zip(call[0].shape, repeats, strict=True)])
@@ -178,14 +182,14 @@ def _check_size(shape: Sequence[int]) -> None:
         raise FailedError("a tensor of too many elements")
 
 
-@rule("Concat")
+@rule("Concat", with_sums=True)
 def _concat(call: Call) -> list[Tensor]:
     parts = [part for part in call.operands if part is not None]
     axis = int_attr(call.node, "axis", 0)
     return call.moved(lambda *arrays: np.concatenate(arrays, axis), *parts)
 
 
-@rule("Split")
+@rule("Split", with_sums=True)
 def _split(call: Call) -> list[Tensor]:
     axis, count = int_attr(call.node, "axis", 0), len(call.node.outputs)
     size = call[0].shape[axis]
@@ -201,7 +205,7 @@ def _split(call: Call) -> list[Tensor]:
     ]
 
 
-@rule("Slice")
+@rule("Slice", with_sums=True)
 def _slice(call: Call) -> list[Tensor]:
     shape = call[0].shape
     if "starts" in call.node.attributes:
@@ -235,13 +239,13 @@ def _indices(call: Call, index: int = 1) -> np.ndarray:
     return array
 
 
-@rule("Gather")
+@rule("Gather", with_sums=True)
 def _gather(call: Call) -> list[Tensor]:
     indices, axis = _indices(call), int_attr(call.node, "axis", 0)
     return call.moved(lambda array: np.take(array, indices, axis))
 
 
-@rule("GatherElements")
+@rule("GatherElements", with_sums=True)
 def _gather_elements(call: Call) -> list[Tensor]:
     axis, shape = int_attr(call.node, "axis", 0), call[0].shape
     places = np.where(_indices(call) < 0, _indices(call) + shape[axis], _indices(call))
@@ -254,7 +258,7 @@ def _leading(places: np.ndarray, axis: int, shape: Sequence[int]) -> tuple[slice
     return tuple(slice(None) if each == own else slice(0, size) for each, size in enumerate(places.shape))
 
 
-@rule("GatherND")
+@rule("GatherND", with_sums=True)
 def _gather_nd(call: Call) -> list[Tensor]:
     if int_attr(call.node, "batch_dims", 0):
         raise UnknownError("GatherND of batches")
@@ -262,7 +266,7 @@ def _gather_nd(call: Call) -> list[Tensor]:
     return call.moved(operator.itemgetter(places))
 
 
-@rule("Pad")
+@rule("Pad", with_sums=True)
 def _pad(call: Call) -> list[Tensor]:
     """Zeros, or another constant, around the source."""
     pads = call.ints(1) if call.has(1) else list(call.attr("pads") or ())
@@ -284,7 +288,7 @@ def _pad(call: Call) -> list[Tensor]:
     return call.moved(lambda array: np.pad(array, widths)[cuts])
 
 
-@rule("Trilu")
+@rule("Trilu", with_sums=True)
 def _trilu(call: Call) -> list[Tensor]:
     """Elements on one side of a diagonal; the others become 0."""
     diagonal = call.ints(1)[0] if call.has(1) else 0
@@ -293,7 +297,7 @@ def _trilu(call: Call) -> list[Tensor]:
     return call.moved(lambda array: kept(array, diagonal))
 
 
-@rule("ScatterElements", "Scatter")
+@rule("ScatterElements", "Scatter", with_sums=True)
 def _scatter_elements(call: Call) -> list[Tensor]:
     _no_reduction(call)
     indices, axis = _indices(call), int_attr(call.node, "axis", 0)
@@ -312,7 +316,7 @@ def _scatter_elements(call: Call) -> list[Tensor]:
     return call.moved(move, call[0], call[2])
 
 
-@rule("ScatterND")
+@rule("ScatterND", with_sums=True)
 def _scatter_nd(call: Call) -> list[Tensor]:
     _no_reduction(call)
     places = tuple(np.moveaxis(_indices(call), -1, 0))
@@ -330,7 +334,7 @@ def _no_reduction(call: Call) -> None:
         raise UnknownError(f"{call.node.op_type} that adds")
 
 
-@rule("Where")
+@rule("Where", with_sums=True)
 def _where(call: Call) -> list[Tensor]:
     condition = call[0].exact
     if condition is None:
@@ -338,17 +342,17 @@ def _where(call: Call) -> list[Tensor]:
     return call.moved(lambda one, other: np.asarray(np.where(condition, one, other)), call[1], call[2])
 
 
-@rule("Add")
+@rule("Add", with_sums=True)
 def _add(call: Call) -> list[Tensor]:
     return [_rounded(call, added(call[0], call[1], 1, call.with_sums))]
 
 
-@rule("Sub")
+@rule("Sub", with_sums=True)
 def _sub(call: Call) -> list[Tensor]:
     return [_rounded(call, added(call[0], call[1], -1, call.with_sums))]
 
 
-@rule("Sum")
+@rule("Sum", with_sums=True)
 def _sum(call: Call) -> list[Tensor]:
     total = call[0]
     for index in range(1, len(call.operands)):
@@ -369,12 +373,12 @@ def _rounded(call: Call, total: Tensor) -> Tensor:
     return moved((other, total), lambda one, rest: np.asarray(np.where(is_far, one, rest)), call.with_sums)
 
 
-@rule("Neg")
+@rule("Neg", with_sums=True)
 def _neg(call: Call) -> list[Tensor]:
     return [added(exact(np.zeros((), np.float32)), call[0], -1, call.with_sums)]
 
 
-@rule("Mul")
+@rule("Mul", with_sums=True)
 def _mul(call: Call) -> list[Tensor]:
     _check_size(broadcast(call[0], call[1]))
     return [multiplied(call[0], call[1], call.with_sums)]
@@ -464,7 +468,7 @@ def _product(left: np.ndarray, own: str, right: np.ndarray, other: str, later: s
     return product.reshape([sizes[letter] for letter in letters]), letters
 
 
-@rule("ReduceSum")
+@rule("ReduceSum", with_sums=True)
 def _reduce_sum(call: Call) -> list[Tensor]:
     axes, keeps = call.axes(), bool(int_attr(call.node, "keepdims", 1))
     if not axes and int_attr(call.node, "noop_with_empty_axes", 0) == 1:
@@ -473,7 +477,7 @@ def _reduce_sum(call: Call) -> list[Tensor]:
     return [summed(call[0], lambda array: array.sum(axis=chosen, keepdims=keeps), call.with_sums)]
 
 
-@rule("CumSum")
+@rule("CumSum", with_sums=True)
 def _cumsum(call: Call) -> list[Tensor]:
     (axis,) = call.ints(1)
     reverse, exclusive = (bool(int_attr(call.node, name, 0)) for name in ("reverse", "exclusive"))
@@ -486,72 +490,6 @@ def _cumsum(call: Call) -> list[Tensor]:
         return np.flip(sums, axis) if reverse else sums
 
     return [summed(call[0], total, call.with_sums)]
-
-
-ELEMENTWISE = frozenset(
-    [
-        "Abs",
-        "Acos",
-        "Acosh",
-        "And",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "BitwiseAnd",
-        "BitwiseNot",
-        "BitwiseOr",
-        "Cast",
-        "Ceil",
-        "Celu",
-        "Clip",
-        "Cos",
-        "Cosh",
-        "Elu",
-        "Equal",
-        "Erf",
-        "Floor",
-        "Gelu",
-        "Greater",
-        "GreaterOrEqual",
-        "HardSigmoid",
-        "HardSwish",
-        "IsInf",
-        "IsNaN",
-        "LeakyRelu",
-        "Less",
-        "LessOrEqual",
-        "Log",
-        "Max",
-        "Min",
-        "Mish",
-        "Mod",
-        "Not",
-        "Or",
-        "PRelu",
-        "Pow",
-        "Reciprocal",
-        "Relu",
-        "Round",
-        "Selu",
-        "Sigmoid",
-        "Sign",
-        "Sin",
-        "Sinh",
-        "Softplus",
-        "Softsign",
-        "Sqrt",
-        "Swish",
-        "Tan",
-        "Tanh",
-        "ThresholdedRelu",
-        "Where",
-        "Xor",
-    ]
-)
-"""Operators that work element by element, beside those with a rule that do."""
-ALGEBRAIC = frozenset(("Add", "Sub", "Sum", "Neg", "Mul", "Div", "Exp"))
-"""Those with a rule."""
 
 
 def unknown_function(call: Call) -> list[Tensor]:
@@ -695,7 +633,7 @@ def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with
                 return [exact(_typed(function(*arrays), arrays[0] if node.op_type == "Pow" else arrays[-1]))]
             if node.op_type in RULES:
                 return RULES[node.op_type](call)
-            return unknown_function(call) if node.op_type in ELEMENTWISE else None
+            return unknown_function(call) if node.op_type in POINTWISE else None
     except (ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError) as error:
         raise FailedError(f"{node.op_type} {node.name}: {error}") from None
 
@@ -709,5 +647,5 @@ def _typed(result: np.ndarray, operand: np.ndarray | None) -> np.ndarray:
 
 
 def is_followed(node: ir.Node) -> bool:
-    """Has the node a rule here, an exact one or as an unknown function?"""
-    return node.op_type in RULES or node.op_type in EXACT or node.op_type in ELEMENTWISE
+    """Has the node a rule here, or is it an unknown function?"""
+    return node.op_type in RULES or node.op_type in POINTWISE

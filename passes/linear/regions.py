@@ -33,7 +33,8 @@ from fa_compiler.passes.ir.nodes import (
     readers_of,
     values_read,
 )
-from fa_compiler.passes.linear.operators import ELEMENTWISE, RULES, holds
+from fa_compiler.passes.linear.operators import RULES, holds, is_followed
+from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 SUMMING = ("MatMul", "Einsum", "CumSum", "ReduceSum")
@@ -172,14 +173,14 @@ def _is_fixed(value: ir.Value | None) -> bool:
 
 def _made_from(value: ir.Value | None) -> list[ir.Value | None]:
     node = None if value is None or is_weight(value) else value.producer()
-    if is_op(node, "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Identity", "Expand", "Tile", "Exp", "Neg"):
+    if is_op(node, *LAYOUT_OPS, *REPEATS, "Cast", "Exp", "Neg"):
         return [node.inputs[0]]
     return list(node.inputs) if is_op(node, "Mul", "Add", "Sub", "Div") else []
 
 
 def _moved_from(value: ir.Value | None) -> list[ir.Value | None]:
     node = None if value is None else value.producer()
-    return [node.inputs[0]] if is_op(node, "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Cast", "Identity") else []
+    return [node.inputs[0]] if is_op(node, *LAYOUT_OPS, "Cast") else []
 
 
 def _multiplies(node: ir.Node, info: ShapeInfo) -> bool:
@@ -255,4 +256,4 @@ def _is_evaluated(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
         return False
     if is_op(node, "MatMul", "Einsum") and _is_layer(node, info, depths):
         return False
-    return node.op_type in RULES or node.op_type in ELEMENTWISE or node.op_type in CONTROL
+    return is_followed(node) or node.op_type in CONTROL
