@@ -100,7 +100,7 @@ def _inverts_inputs(planner: MaskPlanner, terms: tuple[Term, ...]) -> bool:
 
 def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed:
     structured = planner.structure(terms)
-    for words in _words_to_try(planner, terms):  # 2
+    for words in _words_to_try(planner, terms, guard):  # 2
         if (under := _under(words, planner, terms, guard)) is not None and _is_lean(*under):
             return _vouched(words, structured, terms)
     if isinstance(structured, NoStructure) and structured.hint == ONE_NAME:
@@ -126,7 +126,7 @@ def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, .
     views = [step.operand.view for step in plan.bias if isinstance(step, Add | Select)]
     if not any(is_dense(view, grid, space) for view in views):
         return None
-    for words in _words_to_try(planner, terms):
+    for words in _words_to_try(planner, terms, guard):
         if BINARY_MASKS not in words or (under := _under(words, planner, terms, guard)) is None:
             continue
         if _is_lean(*under) and _has_more_masks(under[0], plan):
@@ -134,12 +134,17 @@ def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, .
     return None
 
 
-def _words_to_try(planner: MaskPlanner, terms: tuple[Term, ...]) -> list[tuple[str, ...]]:
-    """The assumptions that the user does not vouch for and that may help, alone and together; the fewest come first."""
+def _words_to_try(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> list[tuple[str, ...]]:
+    """The assumptions that the user does not vouch for and that may help, alone and together; the fewest come first.
+
+    None is tried alone where all of them together do not help: a plan is made for each."""
     given = planner.options.assume
     words = [SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS]
     if BINARY_MASKS not in given and _inverts_inputs(planner, terms):
         words.append(BINARY_MASKS)
+    together = _under(tuple(words), planner, terms, guard)
+    if together is None or not _is_lean(*together):
+        return []
     combinations = (itertools.combinations(words, count) for count in range(1, MOST_WORDS + 1))
     return [words for words in itertools.chain.from_iterable(combinations) if not given.issuperset(words)]
 
