@@ -19,8 +19,9 @@
 #                 on all releases that can load it, and in packages that make their own sessions (the recipes of
 #                 docs/recipes.md; two of them need 9 GB of memory); other tools on fused graphs; rewritten graphs in
 #                 OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; what we declare of ONNX
-#                 Runtime's C interface beside its headers; sharded models in processes of MPI; at the end make sweep
-#   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first)
+#                 Runtime's C interface beside its headers; sharded models in processes of MPI; a sample of make sweep
+#   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first);
+#                 ROWS='^(bert|llama)$$' says which architectures
 #   make clean    remove what the above made
 #
 # PYTHON=... chooses the interpreter; CXX_AARCH64=... the compiler of make neon, QEMU_AARCH64=... its emulator,
@@ -131,14 +132,16 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 	PYTHONPATH="$(CURDIR)" $(VENV)-packages/bin/python -m tools.compat.check_packages packages
 	PYTHONPATH="$(CURDIR)" $(VENV)-optimum/bin/python -m tools.compat.check_packages optimum
 	PYTHONPATH="$(CURDIR)" $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
-	$(MAKE) sweep
+	$(MAKE) sweep ROWS='$(SAMPLE)'
 
-# What is in build/sweep already is not made again. SWEEP="--only REGEX" chooses what is judged, and --again REGEX what is
-# judged anew.
+# What is in build/sweep already is not made again. ROWS=REGEX chooses the architectures that are exported, SWEEP="--only
+# REGEX" what is judged, and --again REGEX what is judged anew. make compat takes the architectures of SAMPLE.
+ROWS :=
+SAMPLE := ^(bart|bert|llama|qwen3|t5|vit)$$
 SWEEP :=
 sweep: $(VENV)/.package $(VENV)-sweep/.sweep $(VENV)-optimum/.sweep $(VENV)-convert/.sweep
-	$(VENV)-sweep/bin/python -m tools.sweep.export --state build/sweep
-	$(VENV)-optimum/bin/python -m tools.sweep.export --state build/sweep --collections optimum
+	$(VENV)-sweep/bin/python -m tools.sweep.export --state build/sweep --only '$(ROWS)'
+	$(VENV)-optimum/bin/python -m tools.sweep.export --state build/sweep --collections optimum --only '$(ROWS)'
 	$(VENV)-convert/bin/python -m tools.sweep.convert --state build/sweep
 	PYTHONPATH="$(CURDIR)" $(BIN)/python -m tools.sweep.report --state build/sweep --details $(SWEEP)
 
