@@ -2,7 +2,9 @@
 
     output, final_state = GatedDeltaNet(query, key, value, cu_seqlens, decay, beta, initial_state, a_log, dt_bias)
 
-    1  query, key, value    [T, H, D] or [B, S, H, D]. Query and key have Hq heads, value has Hv, a multiple of them
+    1  query, key, value    [T, H, D] or [B, S, H, D]. Query and key have Hq heads, value has Hv, a multiple of them.
+                            Without key and value, query is all three, one behind the other, [T, C] or [B, S, C] with
+                            C = 2 Hq Dk + Hv Dv; initial_state is then given, and tells the sizes
     2  sequences            with cu_seqlens [N + 1] those that it divides the T tokens into; otherwise as many of equal
                             length as initial_state has entries, or those of the batch
     3  states               [N, Hv, Dv, Dk] in float32, so they are transposed before and behind FlashLinearAttention
@@ -15,16 +17,19 @@
 It becomes FlashLinearAttention on the target ort. Where 4 to 6 compute something, all tensors must be float32: the
 operator computes its gates in float32, whatever the type of query is.
 
-Refused: query, key and value in one tensor; state_update_capacity, which keeps the changes of several tokens.
+Refused: state_update_capacity, which keeps the changes of several tokens.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.attention_ops.direct import TURNED, Attributes, Direct, DirectConversion, rule_in_words
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
@@ -32,6 +37,7 @@ from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.facts import Facts
 
 FLOAT = ir.DataType.FLOAT
+UNKNOWN_SIZES = "its heads and their sizes are not known before the model runs"
 NORM_EPSILON = 1e-12
 """Measured with ONNX Runtime 1.32: the sum of squares of 6.3e-8 is changed by this much."""
 
@@ -50,6 +56,10 @@ class _Sizes:
     size: int
     width: int
     lead: tuple[int, int]
+
+
+Sizes: TypeAlias = tuple[int, int, int, int]
+"""The heads of query and of value, the size of a key and that of a value."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +118,16 @@ class _Conversion(DirectConversion):
         query, key, value = (self.facts.info.shape(self._operand(index)) for index in range(3))
         if query is None or key is None or value is None or len(query) not in (3, 4):
             raise self.decline("the shapes of query, key and value are not known")
-        found = [size.const for size in (query[-2], query[-1], value[-2], value[-1])]
-        if None in found or key[-2] != query[-2]:
-            raise self.decline("its heads and their sizes are not known before the model runs")
-        q_heads, size, heads, width = (int(number or 0) for number in found)
+        q_heads, heads, size, width = self._known_sizes(query[-2], value[-2], query[-1], value[-1])
+        if key[-2] != query[-2]:
+            raise self.decline(UNKNOWN_SIZES)
         return _Sizes(q_heads, heads, size, width, self._lead(len(query)))  # (1)
+
+    def _known_sizes(self, *sizes: Dim) -> Sizes:
+        q_heads, heads, size, width = (size.const for size in sizes)
+        if q_heads is None or heads is None or size is None or width is None:
+            raise self.decline(UNKNOWN_SIZES)
+        return q_heads, heads, size, width
 
     def _lead(self, rank: int) -> tuple[int, int]:
         """Batch and tokens of the tensors that FlashLinearAttention gets."""
@@ -127,10 +142,33 @@ class _Conversion(DirectConversion):
         return shape[0].const, -1
 
     def _operand(self, index: int) -> ir.Value:
-        value = input_of(self.node, index)
-        if value is None:
-            raise self.decline("query, key and value are one tensor")
-        return value
+        return self._operands[index]
+
+    @cached_property
+    def _operands(self) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Query, key and value, [.., H, D]. Raises Decline."""
+        query, key, value = (input_of(self.node, index) for index in range(3))
+        if query is not None and key is None and value is None:
+            return self._parts(query)
+        if query is None or key is None or value is None:
+            raise self.decline("one of query, key and value is missing")
+        return query, key, value
+
+    def _parts(self, whole: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """Query, key and value out of one tensor (1)."""
+        shape, state = self.facts.info.shape(whole), input_of(self.node, 6)
+        states = None if state is None else self.facts.info.shape(state)
+        if not shape or states is None or len(states) != 4:
+            raise self.decline("the shapes of query and initial_state are not known")
+        total, heads, width, size = self._known_sizes(shape[-1], *states[1:])
+        q_heads, rest = divmod(total - heads * width, 2 * size)
+        if rest or q_heads < 1:
+            raise self.decline(f"its {total} columns are no query, key and value of the sizes of initial_state")
+        columns = (q_heads * size, q_heads * size, heads * width)
+        parts = self.builder.split(whole, len(shape) - 1, columns)
+        lead = [0] * (len(shape) - 1)
+        query, key = (self._reshaped(part, [*lead, q_heads, size]) for part in parts[:2])
+        return query, key, self._reshaped(parts[2], [*lead, heads, width])
 
     def _normed(self, index: int) -> ir.Value:
         """Query or key after its norm."""

@@ -50,7 +50,7 @@ def model_of(feeds: Mapping[str, Array], attrs: Mapping[str, Any]) -> onnx.Model
     ]
     kind = helper.np_dtype_to_tensor_dtype(feeds["query"].dtype)
     results = [
-        helper.make_tensor_value_info("y", kind, [None] * feeds["query"].ndim),
+        helper.make_tensor_value_info("y", kind, [None] * (feeds["query"].ndim + ("key" not in feeds))),
         helper.make_tensor_value_info("state", onnx.TensorProto.FLOAT, [None] * 4),
     ]
     opsets = [helper.make_opsetid("", 21), helper.make_opsetid(CONTRIB, 1)]
@@ -104,6 +104,32 @@ def test_norms_inside(size: float) -> None:
     feeds["query"] *= np.float32(size)
     feeds["key"] *= np.float32(size)
     check(feeds, {"qk_l2_norm": 1})
+
+
+def packed(feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """Query, key and value in one tensor."""
+    parts = [feeds[name].reshape(*feeds[name].shape[:-2], -1) for name in ("query", "key", "value")]
+    rest = {name: array for name, array in feeds.items() if name not in ("key", "value")}
+    return {**rest, "query": np.concatenate(parts, axis=-1)}
+
+
+@pytest.mark.parametrize("gate", ["head", "key"])
+@pytest.mark.parametrize("lead", [(2, 5), (10,)])
+def test_one_tensor(lead: tuple[int, ...], gate: str) -> None:
+    check(packed(drawn(lead, gate)), {"qk_l2_norm": 1})
+
+
+def test_one_tensor_with_sequences_of_their_own_lengths() -> None:
+    feeds = packed(drawn((9,), sequences=3, dtype="float16"))
+    check({**feeds, "cu_seqlens": np.array([0, 4, 8, 9], np.int32)}, {}, "float16")
+
+
+def test_one_tensor_of_open_sizes() -> None:
+    model = model_of(packed(drawn((2, 5))), {})
+    model.graph.input[0].type.tensor_type.shape.dim[2].dim_param = "C"
+    (block,) = fused(model)[1].blocks
+    assert (block.status, block.code) == ("declined", "ready_made")
+    assert "not known before the model runs" in (block.reason or "")
 
 
 @pytest.mark.parametrize(
