@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import fnmatch
 import json
 import lzma
@@ -54,6 +55,7 @@ FILE = re.compile(r"`([\w./*-]+(?:\.(?:py|cc|hpp|inc|tsv|txt|md|json|svg|xz)|/))
 """A file, a pattern of files, or a folder."""
 NAMES = re.compile(r"`([\w./-]+)`: ((?:`\w+`(?:, )?)+)")
 """A file, and names in it."""
+PROGRAM = ("op_registry", "passes", "lowering", "fa_compiler", "tools")
 PLACEHOLDER, WRITTEN = "NAME", "build/"
 """What stands for a new file, and the folder of what commands write."""
 
@@ -285,6 +287,20 @@ def test_headings_that_developers_are_sent_to_are_there() -> None:
     for page, text in FOR_DEVELOPERS.items():
         for target, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", text):
             assert anchor in headings[Path(target).name or page], f"{page}: {target}#{anchor}"
+
+
+def test_docstrings_of_packages_name_what_they_have() -> None:
+    """The names and files in the docstring of a package are in its files, or in those beside the package."""
+    for folder in PROGRAM:
+        for init in (ROOT / folder).rglob("__init__.py"):
+            doc = ast.get_docstring(ast.parse(init.read_text())) or ""
+            assert doc, f"{init}: say what the folder is for, and name the function that others call"
+            files = [*init.parent.rglob("*.py"), *init.parents[1].glob("*.py")]
+            texts = "\n".join(path.read_text() for path in files).replace(doc, "")
+            for name in re.findall(r"`(\w+)`", doc):
+                assert re.search(rf"\b{name}\b", texts), f"{init}: {name}"
+            named = set(re.findall(r"\b\w+\.py\b", doc))
+            assert named <= {path.name for path in files}, init
 
 
 def test_the_page_has_the_packages_of_passes_in_their_order() -> None:
