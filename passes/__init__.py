@@ -1,4 +1,7 @@
-"""The fusion passes: attention of any spelling becomes FlashAttentionScore, or is declined with a reason."""
+"""The fusion passes: attention of any spelling becomes FlashAttentionScore, or is declined with a reason.
+
+`fuse` runs them on a model (fusion.py). docs/developing.md says what each package is for.
+"""
 
 from __future__ import annotations
 

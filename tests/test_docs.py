@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import fnmatch
 import json
 import lzma
 import re
@@ -34,7 +36,9 @@ from fa_compiler.passes.answer.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTE
 from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.pipeline.options import FileOptions
+from tests.passes.test_layers import LAYERS as PASSES
 from tools.api_page import made
+from tools.fuzz.kind import names as kinds
 
 ROOT = Path(__file__).parent.parent
 ASCEND, ASCEND_IN_CHINESE = ((ROOT / "docs" / name).read_text() for name in ("ascend.md", "ascend.zh.md"))
@@ -42,6 +46,18 @@ COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text()
 README, README_IN_CHINESE = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
 RUNTIMES_PAGE = (ROOT / "docs" / "runtimes.md").read_text()
 PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+FOR_DEVELOPERS = {
+    "CONTRIBUTING.md": CONTRIBUTING,
+    **{name: PAGES[name] for name in ("architecture.md", "developing.md")},
+}
+FILE = re.compile(r"`([\w./*-]+(?:\.(?:py|cc|hpp|inc|tsv|txt|md|json|svg|xz)|/))`")
+"""A file, a pattern of files, or a folder."""
+NAMES = re.compile(r"`([\w./-]+)`: ((?:`\w+`(?:, )?)+)")
+"""A file, and names in it."""
+PROGRAM = ("op_registry", "passes", "lowering", "fa_compiler", "tools")
+PLACEHOLDER, WRITTEN = "NAME", "build/"
+"""What stands for a new file, and the folder of what commands write."""
 
 
 def commands(*texts: str) -> list[str]:
@@ -214,8 +230,7 @@ def test_the_page_of_runtimes_is_the_table() -> None:
 
 def test_links() -> None:
     """Each link leads to a page, and the README or the site's index leads to each page."""
-    contributing = (ROOT / "CONTRIBUTING.md").read_text()
-    beside = [(ROOT, text) for text in (README, README_IN_CHINESE, contributing)]
+    beside = [(ROOT, text) for text in (README, README_IN_CHINESE, CONTRIBUTING)]
     for folder, text in (*beside, *((ROOT / "docs", text) for text in PAGES.values())):
         for target in re.findall(r"\]\(([^)#:]+)[)#]", text):
             assert (folder / target).is_file(), target
@@ -233,9 +248,81 @@ def test_what_the_pages_cite_is_there() -> None:
             assert graphs.keys() >= set(re.findall(r"`(\w+)`", names))
 
 
+@pytest.fixture(scope="module")
+def places() -> list[str]:
+    """All files and folders of the repository, from its root."""
+    here = [path for path in ROOT.iterdir() if not path.name.startswith((".", "build")) or path.name == ".ci"]
+    below = [
+        path for folder in here if folder.is_dir() for path in folder.rglob("*") if "__pycache__" not in path.parts
+    ]
+    return [f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in (*here, *below)]
+
+
+@pytest.mark.parametrize("page", FOR_DEVELOPERS)
+def test_files_that_developers_are_sent_to_are_there(page: str, places: list[str]) -> None:
+    """Each file is there, from the root or from a folder of the package that the text speaks of."""
+    for name in FILE.findall(FOR_DEVELOPERS[page]):
+        if name.startswith(WRITTEN):
+            continue
+        wanted = name.replace(PLACEHOLDER, "*")
+        assert fnmatch.filter(places, f"*/{wanted}"), f"{page}: {name}"
+
+
+def test_names_that_developers_are_sent_to_are_in_their_files(places: list[str]) -> None:
+    found = NAMES.findall(PAGES["developing.md"])
+    assert len(found) > 20
+    for file, names in found:
+        texts = [(ROOT / place[1:]).read_text() for place in fnmatch.filter(places, f"*/{file}")]
+        for name in re.findall(r"`(\w+)`", names):
+            assert any(re.search(rf"\b{name}\b", text) for text in texts), f"{file}: {name}"
+
+
+def test_headings_that_developers_are_sent_to_are_there() -> None:
+    headings = {
+        page: {
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)
+        }
+        for page, text in FOR_DEVELOPERS.items()
+    }
+    for page, text in FOR_DEVELOPERS.items():
+        for target, anchor in re.findall(r"\]\(([\w./]*)#([\w-]+)\)", text):
+            assert anchor in headings[Path(target).name or page], f"{page}: {target}#{anchor}"
+
+
+def test_docstrings_of_packages_name_what_they_have() -> None:
+    """The names and files in the docstring of a package are in its files, or in those beside the package."""
+    for folder in PROGRAM:
+        for init in (ROOT / folder).rglob("__init__.py"):
+            doc = ast.get_docstring(ast.parse(init.read_text())) or ""
+            assert doc, f"{init}: say what the folder is for, and name the function that others call"
+            files = [*init.parent.rglob("*.py"), *init.parents[1].glob("*.py")]
+            texts = "\n".join(path.read_text() for path in files).replace(doc, "")
+            for name in re.findall(r"`(\w+)`", doc):
+                assert re.search(rf"\b{name}\b", texts), f"{init}: {name}"
+            named = set(re.findall(r"\b\w+\.py\b", doc))
+            assert named <= {path.name for path in files}, init
+
+
+def test_the_page_has_the_packages_of_passes_in_their_order() -> None:
+    page = PAGES["developing.md"]
+    table = page[: page.index("## The packages of fa_compiler/")]
+    rows = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
+    words = [word.removesuffix(".py").rstrip("/") for row in rows for word in re.findall(r"`([^`]+)`", row)]
+    assert words == list(PASSES.order)
+
+
+def test_every_kind_of_the_search_has_its_row() -> None:
+    page = PAGES["developing.md"]
+    table = page[page.index("| kind | cases |") :].split("\n\n")[0]
+    told = [
+        kind for cell in re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE) for kind in re.findall(r"`(\w+)`", cell)
+    ]
+    assert sorted(told) == kinds(), "docs/developing.md: one row for each kind of tools/fuzz/kinds/"
+
+
 def test_a_model_without_its_weights_is_enough_for_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lines of CONTRIBUTING.md, as they stand."""
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", CONTRIBUTING, re.DOTALL)
     shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     exec(block, {})

@@ -1,1 +1,5 @@
-"""The command `fa-compiler`: its commands, and how reports look on a terminal."""
+"""The command `fa-compiler`: `main` parses the command line and calls the function of a command (main.py).
+
+Each command has its file, or shares one. options.py adds the options of records, and render.py prints reports on a
+terminal.
+"""

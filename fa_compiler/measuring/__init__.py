@@ -1,1 +1,4 @@
-"""Measures a model and its fused form beside each other: runs of inputs, and a decoder as it is used."""
+"""Measures a model and its fused form beside each other: `bench` (benchmark.py).
+
+It measures runs of inputs (runs.py), or a decoder as it is used (steps.py).
+"""

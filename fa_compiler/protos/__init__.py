@@ -1,1 +1,3 @@
-"""Parts of a protobuf model: its nodes and graphs, and its tensors with the files of the external ones."""
+"""Parts of a protobuf model: nodes and graphs (`all_nodes`, subgraphs.py), and tensors (`all_tensors`, tensors.py),
+with the files of those that are external.
+"""

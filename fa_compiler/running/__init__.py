@@ -1,1 +1,1 @@
-"""Runs models: one model in this process, or a sharded model on one rank of several."""
+"""Runs one model in this process: `run_model` (one_process.py)."""

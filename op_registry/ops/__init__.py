@@ -1,1 +1,1 @@
-"""The operators, one file each. `registry.py` finds the files, and `operator.py` says how to write one."""
+"""The operators, one file each with an `OPERATOR`. registry.py finds the files; operator.py says how to write one."""

@@ -1,1 +1,6 @@
-"""What is said of a model: the report, its codes, declines, the budget of proofs, and what the user asked for."""
+"""What a user is told of a model, and what the user has asked for.
+
+A `Report` holds a `Block` for each attention, with a `Code` if it is declined (report.py). A `Decline` is raised, and
+`attempt` makes it a value (decline.py). `Options` are those of a run (options.py). `spend` counts the steps of proofs
+(budget.py).
+"""

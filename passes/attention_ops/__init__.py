@@ -1,7 +1,8 @@
 """Converts the attention operators of ONNX, ONNX Runtime and ATC's parser that a model holds to FlashAttentionScore.
 
-Each family of operators has a file, which begins with the grammar of what it accepts. An operator that is not converted
-stays as it is, and the report says why.
+Each family of operators has a file, which begins with the grammar of what it accepts. `convert` calls the file of an
+operator, by the table `FAMILIES`; `DIRECT` has the operators that become one node as they stand. An operator that is
+not converted stays as it is, and the report says why.
 """
 
 from __future__ import annotations

@@ -1,1 +1,13 @@
-"""Attention by a state that each token changes: found in the graph, proven, and emitted as one operator."""
+"""Attention by a state that each token changes. `fuse_linear` finds and proves it, and makes one operator of it
+(fuse.py).
+
+    regions.py                             the regions of a graph that may be one
+    evaluation.py                          a region at a random point modulo a prime, by the rules of operators.py, with
+                                           the arithmetic of field.py and the tensors of tensors.py
+    search.py, candidates.py               which values are the operands; corrections.py finds those of rank one
+    arrangement.py, powers.py              in which order the axes of operands lie; constant tables of decays
+    recurrence.py, proof.py                the recurrence, and the proof that the region computes it
+    lengths.py, meetings.py                for which lengths this holds, by the numbers that a length meets
+    equal.py                               equal regions are proven once
+    emit.py                                the operator and its operands
+"""

@@ -1,4 +1,9 @@
-"""Shape, dtype and content rules, one per operator, by (domain, op type)."""
+"""What single operators mean.
+
+`rule` registers the shape, the type and the small contents of an operator's results in `RULES`, by domain and type
+(context.py). `mover` says where the elements of an operator come from (moves.py). numbers.py has the intervals and sets
+of numbers.
+"""
 
 from __future__ import annotations
 

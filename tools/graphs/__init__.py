@@ -1,1 +1,5 @@
-"""Keeps the graphs of tests/graphs: adds one, and records what the compiler makes of them."""
+"""The graphs of tests/graphs.
+
+`python -m tools.graphs.add` keeps one more, and `python -m tools.graphs.update` records what the compiler makes of
+them.
+"""

@@ -1,1 +1,4 @@
-"""Makers of models: exporters of test graphs and examples, and what changes a model's size."""
+"""Makers of models: exporters of the models in examples/ and of test graphs. Each file is a program.
+
+`python -m tools.makers.repeat_layers` makes a model deeper.
+"""

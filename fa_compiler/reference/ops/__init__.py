@@ -1,4 +1,4 @@
-"""One file per operator; importing this package registers all of them."""
+"""The references, one file for each operator. Importing this package registers all of them, by `operator` (call.py)."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,4 @@
-"""Conversions from ONNX to GE (`forward`) and from GE to ONNX (`backward`).
+"""Conversions between ONNX and GE: `to_ge` by the tables in `forward`, and `from_ge` by those in `backward`.
 
 The tables of the two directions were written independently, so a round trip tests both.
 """

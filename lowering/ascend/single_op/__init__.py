@@ -1,4 +1,4 @@
-"""The JSON file of one operator for `atc --singleop`: it is written, read and checked here."""
+"""The JSON file of one operator for `atc --singleop`: `to_json` makes it, `from_json` reads it, `check` checks it."""
 
 from fa_compiler.lowering.ascend.single_op.constraints import broken_constraints
 from fa_compiler.lowering.ascend.single_op.json_form import from_json, to_json

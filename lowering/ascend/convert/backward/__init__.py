@@ -2,6 +2,7 @@
 
 The functions follow the definitions of GE's operators and not the forward table. A wrong attribute or a wrong order of
 inputs in that table then gives another result here. An attribute that a function does not read must have its default.
+`HANDLERS` has the function of each operator.
 """
 
 from __future__ import annotations
