@@ -513,6 +513,15 @@ def _filled(d: Draw) -> list[Operand | None]:
     return [Operand((d.rng.randint(1, 3),), -1)]
 
 
+def _reversed(d: Draw) -> list[Operand | None]:
+    """The lengths run along the batch, and may be those of the sequence."""
+    base = d.base(2, 4)
+    rows, batch = d.rng.sample((0, 1), 2)
+    d.attrs |= {"time_axis": rows, "batch_axis": batch}
+    lengths = [d.rng.randint(1, max(1, base.shape[rows])) for _ in range(base.shape[batch])]
+    return [base, d.ints(*lengths)]
+
+
 def _transpose(d: Draw) -> list[Operand | None]:
     base = d.base()
     if d.flip(0.8):
@@ -670,6 +679,7 @@ FORMS: dict[str, WHOLE] = {
     "Range": _range,
     "ConstantOfShape": _filled,
     "Transpose": _transpose,
+    "ReverseSequence": _reversed,
     **dict.fromkeys(("Squeeze", "Unsqueeze"), _units),
     "Reshape": _reshape,
     "Flatten": _flatten,
