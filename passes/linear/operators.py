@@ -6,7 +6,6 @@ works element by element (POINTWISE). What any other operator gives is not follo
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import int_attr, permutation, text_attr
+from fa_compiler.passes.ir.nodes import int_attr, text_attr
 from fa_compiler.passes.linear.field import hashed, matmul, power
 from fa_compiler.passes.linear.tensors import (
     FailedError,
@@ -31,6 +30,8 @@ from fa_compiler.passes.linear.tensors import (
     summed,
 )
 from fa_compiler.passes.ops.elementwise import POINTWISE
+from fa_compiler.passes.ops.movers import ARRAY_MOVES
+from fa_compiler.passes.ops.moves import MOST_ELEMENTS, plain_move
 
 Operands: TypeAlias = Sequence[Tensor | None]
 Rule: TypeAlias = Callable[["Call"], list[Tensor]]
@@ -38,10 +39,6 @@ RULES: dict[str, Rule] = {}
 SUMS: set[str] = set()
 """The operators through which exponents are followed as sums."""
 FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
-MOST = 1 << 27
-"""The most elements of one tensor."""
-END = (1 << 31) - 1
-"""An end of a Slice that is not smaller stands for the end of an axis."""
 FAR = 128
 """Where a constant of this size or more is added, the other operand loses bits: x + 12582912 - 12582912 is x rounded to
 an integer, and no x."""
@@ -68,11 +65,22 @@ class Call:
         """Is this operand given?"""
         return index < len(self.operands) and self.operands[index] is not None
 
-    def ints(self, index: int) -> list[int]:
-        """The integers of an operand that are the same in every run with these sizes."""
+    def integers(self, index: int) -> np.ndarray | None:
+        """An operand of integers that are the same in every run with these sizes; None where it is absent. Raises
+        UnknownError where the numbers differ from run to run."""
+        if not self.has(index):
+            return None
         array = self[index].exact
         if array is None or array.dtype.kind not in "iu":
             raise UnknownError(f"operand {index} of {self.node.op_type} is not known")
+        return array
+
+    def ints(self, index: int) -> list[int]:
+        """The integers of an operand that are the same in every run with these sizes. Raises FailedError where it is
+        absent."""
+        array = self.integers(index)
+        if array is None:
+            raise FailedError(f"{self.node.op_type} lacks operand {index}")
         return [int(number) for number in array.reshape(-1)]
 
     def axes(self, index: int = 1) -> list[int] | None:
@@ -125,60 +133,17 @@ def holds(wanted: ir.DataType | None, given: ir.DataType | None) -> bool:
     return wanted == given or FLOAT_BITS[wanted] > FLOAT_BITS[given]
 
 
-@rule("Transpose", with_sums=True)
-def _transpose(call: Call) -> list[Tensor]:
-    perm = permutation(call.node, len(call[0].shape))
-    return call.moved(lambda array: np.transpose(array, perm))
-
-
-def _target(shape: Sequence[int], wanted: Sequence[int], keeps_zero: bool) -> list[int]:
-    return [
-        shape[axis] if size == 0 and not keeps_zero and axis < len(shape) else size for axis, size in enumerate(wanted)
-    ]
-
-
-@rule("Reshape", with_sums=True)
-def _reshape(call: Call) -> list[Tensor]:
-    target = _target(call[0].shape, call.ints(1), bool(int_attr(call.node, "allowzero", 0)))
-    return call.moved(lambda array: array.reshape(target))
-
-
-@rule("Flatten", with_sums=True)
-def _flatten(call: Call) -> list[Tensor]:
-    axis = int_attr(call.node, "axis", 1)
-    axis = axis + len(call[0].shape) if axis < 0 else axis
-    rows = int(np.prod(call[0].shape[:axis], dtype=np.int64))
-    return call.moved(lambda array: array.reshape(rows, -1))
-
-
-@rule("Squeeze", with_sums=True)
-def _squeeze(call: Call) -> list[Tensor]:
-    axes = call.axes()
-    return call.moved(lambda array: np.squeeze(array, None if axes is None else tuple(axes)))
-
-
-@rule("Unsqueeze", with_sums=True)
-def _unsqueeze(call: Call) -> list[Tensor]:
-    axes = tuple(call.axes() or ())
-    return call.moved(lambda array: np.expand_dims(array, axes))
-
-
-@rule("Expand", with_sums=True)
-def _expand(call: Call) -> list[Tensor]:
-    shape = np.broadcast_shapes(call[0].shape, tuple(call.ints(1)))
-    _check_size(shape)
-    return call.moved(lambda array: np.broadcast_to(array, shape))
-
-
-@rule("Tile", with_sums=True)
-def _tile(call: Call) -> list[Tensor]:
-    repeats = call.ints(1)
-    _check_size([size * count for size, count in zip(call[0].shape, repeats, strict=True)])
-    return call.moved(lambda array: np.tile(array, repeats))
+@rule(*ARRAY_MOVES, with_sums=True)
+def _move(call: Call) -> list[Tensor]:
+    """What only moves the elements of its first operand, by the record of the operator."""
+    move = plain_move(call.node).on_arrays(call[0].shape, call.integers)
+    if move is None:
+        raise UnknownError(f"{call.node.op_type} with these operands")
+    return call.moved(move)
 
 
 def _check_size(shape: Sequence[int]) -> None:
-    if int(np.prod(shape, dtype=np.int64)) > MOST:
+    if int(np.prod(shape, dtype=np.int64)) > MOST_ELEMENTS:
         raise FailedError("a tensor of too many elements")
 
 
@@ -205,65 +170,11 @@ def _split(call: Call) -> list[Tensor]:
     ]
 
 
-@rule("Slice", with_sums=True)
-def _slice(call: Call) -> list[Tensor]:
-    shape = call[0].shape
-    if "starts" in call.node.attributes:
-        starts, ends = list(call.attr("starts")), list(call.attr("ends"))
-        axes, steps = list(call.attr("axes") or range(len(starts))), [1] * len(starts)
-    else:
-        starts, ends = call.ints(1), call.ints(2)
-        axes = call.ints(3) if call.has(3) else list(range(len(starts)))
-        steps = call.ints(4) if call.has(4) else [1] * len(starts)
-    cuts = [slice(None)] * len(shape)
-    for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
-        if step < 0 and end >= END:
-            raise UnknownError("ONNX and ONNX Runtime read a reversed Slice with such an end in two ways")
-        cuts[axis] = _cut(start, end, step, shape[axis])
-    return call.moved(operator.itemgetter(tuple(cuts)))
-
-
-def _cut(start: int, end: int, step: int, size: int) -> slice:
-    """The slice of ONNX as one of Python."""
-    start, end = (place + size if place < 0 else place for place in (start, end))
-    if step > 0:
-        return slice(max(0, min(start, size)), max(0, min(end, size)), step)
-    last = max(-1, min(end, size - 1))
-    return slice(max(0, min(start, size - 1)), None if last < 0 else last, step)
-
-
 def _indices(call: Call, index: int = 1) -> np.ndarray:
-    array = call[index].exact
-    if array is None or array.dtype.kind not in "iu":
-        raise UnknownError(f"the indices of {call.node.op_type} are not known")
+    array = call.integers(index)
+    if array is None:
+        raise FailedError(f"{call.node.op_type} lacks operand {index}")
     return array
-
-
-@rule("Gather", with_sums=True)
-def _gather(call: Call) -> list[Tensor]:
-    indices, axis = _indices(call), int_attr(call.node, "axis", 0)
-    return call.moved(lambda array: np.take(array, indices, axis))
-
-
-@rule("GatherElements", with_sums=True)
-def _gather_elements(call: Call) -> list[Tensor]:
-    axis, shape = int_attr(call.node, "axis", 0), call[0].shape
-    places = np.where(_indices(call) < 0, _indices(call) + shape[axis], _indices(call))
-    return call.moved(lambda array: np.take_along_axis(array[_leading(places, axis, shape)], places, axis))
-
-
-def _leading(places: np.ndarray, axis: int, shape: Sequence[int]) -> tuple[slice, ...]:
-    """GatherElements reads the first rows of every other axis."""
-    own = axis % len(shape)
-    return tuple(slice(None) if each == own else slice(0, size) for each, size in enumerate(places.shape))
-
-
-@rule("GatherND", with_sums=True)
-def _gather_nd(call: Call) -> list[Tensor]:
-    if int_attr(call.node, "batch_dims", 0):
-        raise UnknownError("GatherND of batches")
-    places = tuple(np.moveaxis(_indices(call), -1, 0))
-    return call.moved(operator.itemgetter(places))
 
 
 @rule("Pad", with_sums=True)

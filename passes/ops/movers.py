@@ -35,6 +35,8 @@ LAYOUT_OPS = operators_of(Same, Regrouped, Permuted)
 REPEATS = operators_of(Stretched)
 INDEXING_OPS = operators_of(Cut, Picked, PickedPoints, PickedElements, Reversed)
 DEPTH_SPACE_OPS = operators_of(Shuffled)
+ARRAY_MOVES = operators_of(Permuted, Regrouped, Stretched, Cut, Picked, PickedPoints, PickedElements)
+"""Those whose record knows the move of an array (`on_arrays`)."""
 MOVES = (*LAYOUT_OPS, *REPEATS, *INDEXING_OPS, *DEPTH_SPACE_OPS)
 """All operators that only move elements."""
 COPIES = (*operators_of(Permuted), *REPEATS, "Concat", *operators_of(Picked))

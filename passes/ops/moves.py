@@ -28,6 +28,8 @@ methods of `Move`; a form that cannot answer gives None, which is always sound:
     carrier          narrowing,  the dimension of the source along which the result's dimension runs, if it does
                      sharding
     keeps_everything             is the result the source, element by element?
+    on_arrays        linear      the move of an array with the numbers of one run
+                     attention
 
 Adding 0 keeps every number, NaN and infinities included, but for -0, which becomes 0. A sum of products that begins at
 0 is the same with either, and so is a comparison with 0; nothing that reads a move divides by its numbers.
@@ -35,6 +37,8 @@ Adding 0 keeps every number, NaN and infinities included, but for -0, which beco
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -46,7 +50,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, as_integer
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, permutation, places_of
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, operand_at, permutation, places_of
 from fa_compiler.passes.ops.context import (
     Known,
     Shape,
@@ -58,6 +62,16 @@ NOWHERE = -1
 """The carrier of a dimension along which every element of the result is the same."""
 MANY_AXES = 64
 """The most axes of a Squeeze or Unsqueeze that are read."""
+
+
+ArrayMove = Callable[[np.ndarray], np.ndarray]
+"""A move of an array. It raises what NumPy raises where the sizes do not fit."""
+Integers = Callable[[int], "np.ndarray | None"]
+"""The integers that an input of the node has in one run; None where there is no such input."""
+MOST_ELEMENTS = 1 << 27
+"""An array with more is not made."""
+END = (1 << 31) - 1
+"""An end of a Slice that is not smaller stands for the end of an axis."""
 
 
 class Reader(Protocol):
@@ -110,6 +124,10 @@ class Move:
     def keeps_everything(self, known: Known) -> bool:
         """Is every element in its place, and none left out or repeated?"""
         return False
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        """The move of an array of this shape, in a run with these integers; None where the form has none."""
+        return None
 
 
 class Same(Move):
@@ -166,6 +184,10 @@ class Permuted(Move):
         if shape is None or (perm := permutation(self.node, len(shape))) is None:
             return None
         return perm[dim]
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        perm = permutation(self.node, len(shape))
+        return None if perm is None else lambda array: np.transpose(array, perm)
 
 
 class Regrouped(Move):
@@ -224,6 +246,29 @@ class Regrouped(Move):
         if self.node.op_type == "Squeeze":
             return others[dim]
         return others.index(dim) if dim in others else NOWHERE
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        match self.node.op_type:
+            case "Reshape":
+                target = self._wanted(shape, integers)
+                return None if target is None else lambda array: array.reshape(target)
+            case "Flatten":
+                axis = int_attr(self.node, "axis", 1)
+                rows = math.prod(shape[: axis + len(shape) if axis < 0 else axis])
+                return lambda array: array.reshape(rows, -1)
+            case "Squeeze":
+                removed = _listed(self.node, "axes", integers(1)) or None  # an empty list removes every 1
+                return lambda array: np.squeeze(array, removed)
+        inserted = _listed(self.node, "axes", integers(1)) or ()
+        return lambda array: np.expand_dims(array, inserted)
+
+    def _wanted(self, shape: Sequence[int], integers: Integers) -> list[int] | None:
+        """The target of a Reshape, -1 for what is left."""
+        sizes, keeps_zero = _listed(self.node, "shape", integers(1)), bool(int_attr(self.node, "allowzero", 0))
+        if sizes is None:
+            return None
+        copied = [size == 0 and not keeps_zero and axis < len(shape) for axis, size in enumerate(sizes)]
+        return [shape[axis] if copied[axis] else size for axis, size in enumerate(sizes)]
 
     def _axes(self, rank: int) -> list[int] | None:
         return places_of(self.node, rank, limit=MANY_AXES)
@@ -309,6 +354,17 @@ class Stretched(Move):
         shape = known.shape(self.source)
         return shape is not None and known.shape(self.result) == shape
 
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        numbers = integers(1)
+        if numbers is None:
+            return None
+        if self.node.op_type == "Tile":
+            repeats = numbers.tolist()
+            sizes = [size * times for size, times in zip(shape, repeats, strict=True)]
+            return None if math.prod(sizes) > MOST_ELEMENTS else lambda array: np.tile(array, repeats)
+        target = np.broadcast_shapes(tuple(shape), tuple(numbers.tolist()))
+        return None if math.prod(target) > MOST_ELEMENTS else lambda array: np.broadcast_to(array, target)
+
 
 class Repeated(Move):
     """One tensor several times in turn, along an axis."""
@@ -352,6 +408,20 @@ class Cut(Move):
         forwards = isinstance(content, tuple) and all(step.is_at_least(1) for step in content)
         return shape is not None and forwards and known.shape(self.result) == shape
 
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        """None for a reversed Slice with an end beyond all elements: ONNX and ONNX Runtime read it in two ways."""
+        starts, ends = (_listed(self.node, name, integers(place)) for name, place in (("starts", 1), ("ends", 2)))
+        if starts is None or ends is None:
+            return None
+        axes = _listed(self.node, "axes", integers(3)) or tuple(range(len(starts)))
+        steps = _listed(self.node, "steps", integers(4)) or (1,) * len(starts)
+        cuts = [slice(None)] * len(shape)
+        for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
+            if step < 0 and end >= END:
+                return None
+            cuts[axis] = _python_slice(start, end, step, shape[axis])
+        return operator.itemgetter(tuple(cuts))
+
 
 class Picked(Move):
     """Parts along one axis, by a tensor of indices."""
@@ -384,6 +454,10 @@ class Picked(Move):
         if space.size(dims[axis % len(dims)]) != size:
             return None
         return _repeated(dims, axis, times, in_turns, space)
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        places, axis = integers(1), int_attr(self.node, "axis", 0)
+        return None if places is None else lambda array: np.take(array, places, axis)
 
     @property
     def repeats(self) -> tuple[int, int, bool] | None:
@@ -419,9 +493,25 @@ class PickedPoints(Move):
             return None
         return (*first, *index[len(points) :])
 
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        points = integers(1)
+        if points is None or int_attr(self.node, "batch_dims", 0):
+            return None
+        return operator.itemgetter(tuple(np.moveaxis(points, -1, 0)))
+
 
 class PickedElements(Move):
     """Single elements, by a tensor of indices."""
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        indices, axis = integers(1), int_attr(self.node, "axis", 0)
+        if indices is None:
+            return None
+        places = np.where(indices < 0, indices + shape[axis], indices)
+        # Along every other axis the indices may have fewer rows: the first ones are read.
+        read: list[slice] = [slice(0, size) for size in places.shape]
+        read[axis] = slice(None)
+        return lambda array: np.take_along_axis(array[tuple(read)], places, axis)
 
 
 class Shuffled(Move):
@@ -444,6 +534,23 @@ def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: A
     own, again = dims[place], space.new(Dim(times))
     repeated = again + own if in_turns else own + again
     return (*dims[:place], repeated, *dims[place + 1 :])
+
+
+def _listed(node: ir.Node, name: str, numbers: np.ndarray | None) -> tuple[int, ...] | None:
+    """Integers that are an attribute in some opsets and an input in others; None where neither is given."""
+    attr = node.attributes.get(name)
+    if attr is not None:
+        return tuple(attr.as_ints())
+    return None if numbers is None else tuple(numbers.reshape(-1).tolist())
+
+
+def _python_slice(start: int, end: int, step: int, size: int) -> slice:
+    """A slice of ONNX as one of Python."""
+    start, end = (place + size if place < 0 else place for place in (start, end))
+    if step > 0:
+        return slice(max(0, min(start, size)), max(0, min(end, size)), step)
+    last = max(-1, min(end, size - 1))
+    return slice(max(0, min(start, size - 1)), None if last < 0 else last, step)
 
 
 def fitted(own: Shape | None, shape: Shape | None, index: Index, rank: int) -> Index | None:
@@ -545,6 +652,11 @@ def move_of(node: ir.Node | None, known: Known) -> Move | None:
     if source is None:
         return None
     return form(node, source)
+
+
+def plain_move(node: ir.Node) -> Move:
+    """The move that a node of one of the `operators_of` the forms without a condition is."""
+    return _FORMS[node.op_type][0](node, operand_at(node, 0))
 
 
 def keeps_everything(node: ir.Node | None, known: Known) -> bool:
