@@ -69,7 +69,8 @@ def planned(name: str) -> tuple[Planned, Verdict]:
     with judged(verdicts):
         report = fa_compiler.inspect(model)
     assert report.count("fused") == 1
-    return verdicts[-1]
+    # The planner also makes plans that would need more assumptions, for the report.
+    return [each for each in verdicts if not each[0].planner.options.assume][-1]
 
 
 @pytest.mark.parametrize("name", MODELS)
