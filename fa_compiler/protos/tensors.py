@@ -123,7 +123,8 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
         raise InputError(f"{who} lies in {place!r}, which is not UTF-8; export the model again")
     if "\0" in place:
         raise InputError(f"{who} lies in {place!r}, which cannot be the name of a file; export the model again")
-    if Path(place).is_absolute() or os.pardir in Path(os.path.normpath(place)).parts[:1]:
+    # On Windows a path of Linux is not absolute, but it leaves the folder, too; so does a drive.
+    if Path(place).anchor or os.pardir in Path(os.path.normpath(place)).parts[:1]:
         raise InputError(
             f"{who} lies in '{place}', outside the model's folder, which is not followed for safety; "
             f"move the file into the folder and save the model with a relative location"
@@ -135,7 +136,7 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
             f"for safety; put the file itself there"
         )
     start, size = _extent(tensor, who)
-    if path.exists() and not path.is_file() and not path.is_dir():  # opening a pipe would wait for its writer
+    if path.exists() and not path.is_file():  # a folder; opening a pipe would wait for its writer
         raise InputError(f"{who} lies in '{folder.base / place}', which is not a regular file; put the data there")
     try:
         with path.open("rb") as file:

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from fa_compiler.command_line.main import main
 from fa_compiler.model_files import reading, writing
+from tests.systems import DEVICES, LINKS, NAMED_PIPES, NAMES_OF_BYTES
 
 from .builders import attention, external, plain, projected, saved
 
@@ -243,14 +244,14 @@ CASES: dict[str, tuple[Make, str]] = {
     "weights above, hidden": (_located("x/../../weights.bin"), "outside the model's folder"),
     "weights absolute": (_located("/etc/hostname"), "'/etc/hostname', outside the model's folder"),
     "weights linked out": (_linked_weights, "a link to"),
-    "weights are a folder": (_located("."), "Is a directory"),
+    "weights are a folder": (_located("."), "is not a regular file"),
     "weights nowhere": (_located(""), "names no file"),
     "weights short": (_located("weights.bin", length=1000), "length 1000"),
     "weights before the file": (_located("weights.bin", offset=-4), "offset -4"),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=LINKS if "linked" in case else ()) for case in CASES])
 @pytest.mark.parametrize("command", ["optimize", "inspect"])
 def test_bad_model(case: str, command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make, expected = CASES[case]
@@ -280,7 +281,9 @@ OUTPUTS = {
 }
 
 
-@pytest.mark.parametrize("case", OUTPUTS)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=DEVICES if case in ("read-only", "full") else ()) for case in OUTPUTS]
+)
 def test_bad_output(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make, expected = OUTPUTS[case]
     path = saved(attention(), tmp_path / "model.onnx")
@@ -290,7 +293,7 @@ def test_bad_output(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
     assert _listing(tmp_path) == before
 
 
-@pytest.mark.parametrize("link", ["symbolic", "hard", "spelling"])
+@pytest.mark.parametrize("link", [pytest.param("symbolic", marks=LINKS), "hard", "spelling"])
 def test_output_is_the_input_by_another_name(link: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = saved(attention(), tmp_path / "model.onnx")
     other = tmp_path / "other.onnx"
@@ -316,6 +319,7 @@ def test_output_is_the_weights(force: list[str], tmp_path: Path, capfd: pytest.C
     assert _listing(tmp_path) == before
 
 
+@NAMED_PIPES
 def test_verify_reads_its_files_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     pipe = tmp_path / "model.onnx"
     os.mkfifo(pipe)
@@ -323,6 +327,7 @@ def test_verify_reads_its_files_twice(tmp_path: Path, capfd: pytest.CaptureFixtu
     _one_error(capfd, "--verify has to read it again", str(pipe))
 
 
+@DEVICES
 def test_input_without_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -404,6 +409,7 @@ def test_bad_usage(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert _listing(tmp_path).keys() == {"model.onnx"}
 
 
+@NAMES_OF_BYTES
 def test_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """File names are bytes: a model and a report may have any, weights need a name that ONNX can hold."""
     path = tmp_path / os.fsdecode(b"m\xff.onnx")

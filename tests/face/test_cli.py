@@ -23,6 +23,7 @@ from fa_compiler.model_files import writing
 from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import MissedCode
+from tests.systems import DEVICES, LINKS
 
 from .builders import attention, ops, plain, projected, saved
 
@@ -209,6 +210,7 @@ def test_reader_that_goes_away(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@DEVICES
 def test_full_output_stream(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
@@ -482,6 +484,7 @@ def test_new_output_obeys_the_umask(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o640
 
 
+@LINKS
 @pytest.mark.parametrize("exists", [True, False])
 def test_link_at_the_output_is_written_through(exists: bool, tmp_path: Path) -> None:
     path, out, place = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx", tmp_path / "other" / "m.onnx"
@@ -499,6 +502,7 @@ def test_link_at_the_output_is_written_through(exists: bool, tmp_path: Path) -> 
     assert {file.name for file in place.parent.iterdir()} == {"m.onnx", "r.json"}
 
 
+@LINKS
 def test_failed_run_leaves_what_a_link_leads_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out, place = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx", tmp_path / "m.onnx"
     place.write_bytes(b"old")
@@ -509,6 +513,7 @@ def test_failed_run_leaves_what_a_link_leads_to(tmp_path: Path, monkeypatch: pyt
     assert {file.name for file in tmp_path.iterdir()} == {"model.onnx", "out.onnx", "m.onnx"}
 
 
+@LINKS
 def test_link_that_leads_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     out.symlink_to("out.onnx")
@@ -520,6 +525,7 @@ def test_link_that_leads_nowhere(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert f"there is no folder {tmp_path / 'missing'}; make it first" in capfd.readouterr().err
 
 
+@DEVICES
 def test_output_to_a_pipe(tmp_path: Path) -> None:
     """What exists and is no regular file is written to, not replaced."""
     path = saved(attention(), tmp_path / "model.onnx")
@@ -533,6 +539,7 @@ def test_output_to_a_pipe(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
+@DEVICES
 @pytest.mark.parametrize(("mode", "name"), [("pipe", "/dev/stdout"), ("wb", "/proc/self/fd/1"), ("ab", "/dev/fd/1")])
 def test_output_to_standard_output(mode: str, name: str, tmp_path: Path) -> None:
     """The file alone is there, the text is on standard error, and a file that is appended to keeps what it held."""
@@ -553,6 +560,7 @@ def test_output_to_standard_output(mode: str, name: str, tmp_path: Path) -> None
     assert os.path.lexists(name)
 
 
+@DEVICES
 def test_report_to_standard_output(tmp_path: Path) -> None:
     path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     command = [*COMMAND, "optimize", str(path), "-o", str(out), "--report", "/dev/stdout"]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.startup import as_installed, beside_the_package
+from tests.systems import FORK
 
 from .builders import attention, saved
 from .test_in_place import decoder
@@ -163,7 +164,7 @@ os._exit(0)
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("end", [pytest.param(end, marks=FORK if end == "a signal" else ()) for end in ENDS])
 def test_a_process_that_does_not_end_normally_reports(end: str, folder: Path) -> None:
     """Each session is told when it is made."""
     program = f"""
@@ -177,6 +178,7 @@ def serve(_):
     assert run(program, folder, FA_COMPILER_PROVIDER="report") == ([FUSED], ONE)
 
 
+@FORK
 def test_a_child_reports_its_own_sessions(folder: Path) -> None:
     """One child has made a session, the other none. They end as a normal process does, but for the destructors of ONNX
     Runtime, which wait for threads that a child does not have."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from fa_compiler.model_files import writing
 from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
 from fa_compiler.pipeline.fusing import copy_of
+from tests.systems import LINKS, PEAK_MEMORY
 
 from .builders import SIZE, attention, external, ops, projected, saved
 
@@ -190,6 +190,7 @@ def test_nothing_fused_still_moves_the_weights(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weight_of(tmp_path / "out" / "m.onnx"), weight)
 
 
+@LINKS
 def test_download_cache_of_links(tmp_path: Path) -> None:
     """Model and weights are links into one folder of blobs: allowed, and copied, since ONNX Runtime would not
     follow the weights' link from a model that is no link."""
@@ -267,6 +268,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@PEAK_MEMORY
 def test_beyond_2_gib_nothing_is_read(tmp_path: Path) -> None:
     """3 GiB of weights (a hole in a sparse file, but for the matrix at its end) cost next to no memory."""
     gap = 3 << 30
@@ -301,4 +303,6 @@ def test_beyond_2_gib_nothing_is_read(tmp_path: Path) -> None:
     with copy.open("rb") as file:
         file.seek(gap)
         assert file.read() == weight.tobytes()
+    import resource
+
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB

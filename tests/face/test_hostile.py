@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from fa_compiler.command_line.main import main
 from fa_compiler.model_files.expansion import DEPTH, NODES, excess
 from fa_compiler.passes.in_place import METADATA
+from tests.systems import NAMED_PIPES
 
 from .builders import attention, external, plain, saved
 
@@ -249,7 +250,8 @@ def _pipe(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("make", "told"), [(_nul, "which cannot be the name of a file"), (_pipe, "is not a regular file")]
+    ("make", "told"),
+    [(_nul, "which cannot be the name of a file"), pytest.param(_pipe, "is not a regular file", marks=NAMED_PIPES)],
 )
 def test_external_data(
     make: Callable[[Path], str], told: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]

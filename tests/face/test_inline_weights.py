@@ -25,6 +25,7 @@ from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
 from fa_compiler.pipeline.fusing import copy_of
 from fa_compiler.protos import tensors
+from tests.systems import FILES_GO_AT_ONCE, LINKS, NAMES_OF_BYTES, PEAK_MEMORY
 
 from .builders import HEADS, SIZE, attention, feeds, ops, plain, saved
 
@@ -67,7 +68,7 @@ def skeleton(path: Path) -> tuple[onnx.ModelProto, inline_weights.FileWeights] |
     return None if found is None else (onnx.ModelProto.FromString(found.content), found.weights)
 
 
-@pytest.fixture(params=["path", "link"])
+@pytest.fixture(params=["path", pytest.param("link", marks=LINKS)])
 def source(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
     path = saved(wide(), tmp_path / "in" / "model.onnx")
@@ -139,7 +140,7 @@ def test_returned_model_of_a_file_that_was_written_to(tmp_path: Path) -> None:
         _ = result.model
 
 
-@pytest.mark.parametrize("how", ["written", "replaced", "removed"])
+@pytest.mark.parametrize("how", ["written", "replaced", pytest.param("removed", marks=FILES_GO_AT_ONCE)])
 def test_source_that_changes_meanwhile(how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, out = saved(wide(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     honest = fa_compiler.pipeline.fusing.fuse
@@ -168,7 +169,7 @@ def test_source_cut_while_it_is_copied(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("link", ["same", "symbolic", "hard"])
+@pytest.mark.parametrize("link", ["same", pytest.param("symbolic", marks=LINKS), "hard"])
 def test_force_over_the_input(link: str, tmp_path: Path) -> None:
     path = saved(wide(), tmp_path / "model.onnx")
     expected = fa_compiler.optimize(as_parsed(path)).model
@@ -317,6 +318,7 @@ def test_session(source: Path) -> None:
     agree(fa_compiler.InferenceSession(source.read_bytes()), source)
 
 
+@NAMES_OF_BYTES
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     """ONNX cannot hold the place of such a file: it is read whole."""
     path = saved(wide(), tmp_path / os.fsdecode(b"m\xff.onnx"))
@@ -487,6 +489,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@PEAK_MEMORY
 def test_memory_does_not_grow_with_them(tmp_path: Path) -> None:
     """Compiling a file with 64 MiB of weights, to another file and over itself, takes less than half of that."""
     model = wide()

@@ -24,6 +24,7 @@ from fa_compiler.provider.matching import Replacement, replacement
 from tests.built_library import choose_library
 from tests.passes import running
 from tests.passes.attention_ops import test_dynamic_sparse, test_paged
+from tests.systems import FORK
 
 from .builders import HEADS, SIZE, attention, feeds, in_a_function, plain, saved
 
@@ -604,6 +605,7 @@ def test_a_run_that_is_terminated(seen: provider.Overheard, mode: ort.ExecutionM
     timer.join()
 
 
+@FORK
 def test_a_child_of_a_process_that_makes_a_session(tmp_path: Path) -> None:
     """Another thread holds the matcher at that time."""
     path = saved(attention(), tmp_path / "model.onnx")

@@ -15,6 +15,7 @@ from onnx import helper, shape_inference
 import fa_compiler
 from fa_compiler import session as session_module
 from fa_compiler.op_registry.schemas import CAN_INFER
+from tests.systems import LINKS
 
 from .builders import attention, feeds, plain, projected, saved
 
@@ -77,6 +78,7 @@ def test_external_weights_by_bytes_from_a_named_folder(tmp_path: Path) -> None:
     assert options.get_session_config_entry(session_module.FOLDER) == str(tmp_path)
 
 
+@LINKS
 def test_weights_behind_links_of_a_download_cache(tmp_path: Path) -> None:
     projected(tmp_path / "blobs")
     (tmp_path / "snapshot").mkdir()

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 
 from fa_compiler.lowering.ort import descriptors, register_custom_ops
 from fa_compiler.op_registry import dtypes, get
+from tests.systems import PEAK_MEMORY
 
 from . import refusals
 from .gradients import OP, backward, check
@@ -145,6 +146,7 @@ def test_the_same_bits_for_any_number_of_threads(heads: int, kv_heads: int, quer
                 np.testing.assert_array_equal(got, want)
 
 
+@PEAK_MEMORY
 def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
     """At 8192 x 8192 the scores of two heads alone would take 512 MiB. In a process of its own: peak memory only
     ever rises."""

@@ -21,6 +21,7 @@ from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, l
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, compute
 from fa_compiler.op_registry import dtypes, full_attrs, get
 from tests.kernel_variants import compiled, runs
+from tests.systems import PEAK_MEMORY
 
 from .problems import OP, OUTPUTS, TRIANGLE, Form, agree, check
 from .variants import AVAILABLE, VARIANTS
@@ -258,6 +259,7 @@ def test_small_tiles_give_the_bits_of_large_ones(heads: int, queries: int, causa
         np.testing.assert_array_equal(several.run(None, feeds)[0], want)
 
 
+@PEAK_MEMORY
 def test_memory_does_not_grow_with_the_square_of_the_length() -> None:
     """At 8192 x 8192 the scores of two heads alone would take 512 MiB. In a process of its own: peak memory only
     ever rises."""

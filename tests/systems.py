@@ -1,0 +1,36 @@
+"""Marks for tests of what only some systems have, each with its reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+IS_WINDOWS = sys.platform == "win32"
+
+
+def _makes_links() -> bool:
+    """May this user make symbolic links? On Windows that is a right of its own, and Wine follows none."""
+    with tempfile.TemporaryDirectory() as folder:
+        target, link = Path(folder) / "target", Path(folder) / "link"
+        target.write_bytes(b"text")
+        try:
+            link.symlink_to(target)
+            return link.is_symlink() and link.read_bytes() == b"text"
+        except OSError:
+            return False
+
+
+LINKS = pytest.mark.skipif(not _makes_links(), reason="this user may not make symbolic links")
+FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+NAMED_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
+DEVICES = pytest.mark.skipif(IS_WINDOWS, reason="Windows has no devices in folders, such as /dev/stdout")
+PEAK_MEMORY = pytest.mark.skipif(
+    importlib.util.find_spec("resource") is None, reason="Windows has no getrusage, which tells the peak of the memory"
+)
+NAMES_OF_BYTES = pytest.mark.skipif(IS_WINDOWS, reason="the names of files are text on Windows")
+FILES_GO_AT_ONCE = pytest.mark.skipif(IS_WINDOWS, reason="on Windows a removed file stays until the last one closes it")
