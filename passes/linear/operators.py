@@ -545,7 +545,7 @@ def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with
             if node.op_type in RULES:
                 return RULES[node.op_type](call)
             return unknown_function(call) if node.op_type in POINTWISE else None
-    except (ValueError, IndexError, ZeroDivisionError, np.exceptions.AxisError) as error:
+    except (ValueError, IndexError, ZeroDivisionError, OverflowError, MemoryError) as error:
         raise FailedError(f"{node.op_type} {node.name}: {error}") from None
 
 

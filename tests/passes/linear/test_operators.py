@@ -17,6 +17,7 @@ from onnx import TensorProto
 
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import of_numbers
+from fa_compiler.passes.linear.operators import evaluated
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, exact, of_field
 from fa_compiler.passes.values.shapes import analyse
 from tests.examples import examples
@@ -217,3 +218,24 @@ def test_numbers_modulo_a_prime_are_those_of_the_run(kind: Callable[[Draft], Non
         kind(draft)
         done += compared(draft, rng.choice((18, 20, 23)), rng, False)
     assert done > 10
+
+
+FAR = 1 << 40
+"""Farther away than any axis: NumPy's own integers do not hold it."""
+
+
+@pytest.mark.parametrize(
+    ("op_type", "attributes"),
+    [
+        ("Unsqueeze", {"axes": [FAR]}),
+        ("Squeeze", {"axes": [FAR]}),
+        ("Gather", {"axis": FAR}),
+        ("Concat", {"axis": FAR}),
+    ],
+)
+def test_an_axis_beyond_all_numbers_fails(op_type: str, attributes: dict[str, list[int] | int]) -> None:
+    x, indices = exact(np.zeros((2, 3), np.float32)), exact(np.zeros(1, np.int64))
+    operands = [x, indices] if op_type == "Gather" else [x, x] if op_type == "Concat" else [x]
+    node = ir.node(op_type, [ir.Value() for _ in operands], attributes)
+    with pytest.raises(FailedError):
+        evaluated(node, operands, ir.DataType.FLOAT, False)
