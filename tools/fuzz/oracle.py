@@ -66,6 +66,8 @@ BODIES_OF = 4
 """One of so many fused models runs without the library, too."""
 LEVELS_OF = 6
 """One of so many fused models is optimised as well, at one level, if its judge asks for none."""
+TWO_WEIGHTS = "weights have the name"
+"""What the checks of a model say of two weights with one name and other numbers."""
 REFUSALS = (
     "has shape",
     "shall have same",
@@ -158,7 +160,9 @@ class Judge:
     def refused(self, error: FaCompilerError) -> Outcome:
         """A refusal is right where ONNX Runtime refuses the model, too, or the checker does, or where no run of it
         ends that computes anything, as with sizes that contradict each other; an internal error is not, where ONNX
-        Runtime takes the model."""
+        Runtime takes the model. Of two weights with one name and other numbers it takes the last."""
+        if isinstance(error, InputError) and TWO_WEIGHTS in str(error):
+            return Outcome("refused")
         try:
             if isinstance(error, InputError):
                 onnx.checker.check_model(as_checked(self.model), full_check=True)
