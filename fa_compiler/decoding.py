@@ -91,9 +91,10 @@ class DecodingSession:
             self.caches_by_input: dict[str, Cache] = {cache.past: cache for cache in caches_of(proto)}
             if not self.caches_by_input:
                 raise InputError(
-                    f"{self.name} has no caches: no input of it is continued by an output, as past_key_values by "
-                    "present; export the decoder with its past, such as optimum's text-generation-with-past, or give "
-                    "the decode file that transformers writes beside this one"
+                    f"{self.name} has no caches: it has no output, such as present, that is an input of the next step, "
+                    "such as past_key_values; export the decoder with its past (in optimum the task "
+                    "text-generation-with-past; transformers writes a file for the prompt and one for the steps, which "
+                    "has the caches)"
                 )
             _check_open(self.name, proto, self.caches_by_input.values())
             self._session = _session(path, self.name, proto, threads, optimise)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -104,6 +105,9 @@ def plan(args: argparse.Namespace) -> int:
 
         print_report(report, args.explain)
         print(wrote(args.output))
+        if report.count("fused"):
+            print(f"next: start the program with FA_COMPILER_PLAN={printable(shlex.quote(str(args.output)))}")
+            print("The program has to load the library as execution provider; `fa-compiler docs provider` shows how.")
     return _strict_exit_code(report) if args.strict else OK
 
 

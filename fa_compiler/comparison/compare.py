@@ -44,7 +44,7 @@ from fa_compiler import op_registry
 from fa_compiler.checks.operators import without_kernel
 from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
-from fa_compiler.comparison.feeds import load_inputs, named_inputs, random_inputs
+from fa_compiler.comparison.feeds import load_inputs, named_inputs, random_inputs, with_misfit
 from fa_compiler.comparison.lengths import lengths_of, other_length, sizes_for
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
@@ -124,7 +124,7 @@ class OutputComparison:
         return "same" if self.noise is None else f"same (ONNX Runtime differs from itself by {self.noise:.2g})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Shown):
     """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
     inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried. `blunt` is the difference
@@ -151,6 +151,10 @@ class Comparison(Shown):
         else:
             verdict = "the output agrees" if count == 1 else f"all {count} outputs agree"
         return f"{verdict} (tolerance {self.tolerance:g} of an output's largest finite value)"
+
+    @property
+    def _short(self) -> str:
+        return self.outcome
 
     @property
     def given(self) -> str:
@@ -447,12 +451,13 @@ def _rounds(
         try:
             first = runner.run(feeds, pairs)
         except Exception as error:
-            raise InputError(f"ONNX Runtime cannot run {path}: {one_line(error)}") from None
+            told = f"ONNX Runtime cannot run {path}: {one_line(error)}"
+            raise InputError(with_misfit(told, feeds, proto)) from None
         yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
     make = partial(random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None)
     (batch, length), feeds, first = _runnable(runner, path, make, pairs, tried)
-    usual = MaskKind("masks of ones and zeros")
+    usual = MaskKind("masks of ones and zeros" if any(map(is_mask, graph_inputs(proto))) else "random inputs")
     yield usual, feeds, first
     for kind, turned in _kinds(proto, usual, feeds, assume):
         try:

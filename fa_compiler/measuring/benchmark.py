@@ -177,7 +177,8 @@ class _Made:
 
     @property
     def _limit(self) -> str:
-        return f"the model takes at most {self.benchmark.most:,} tokens"
+        limit = f"the model takes at most {self.benchmark.most:,} tokens"
+        return f"{limit}, and {self._runs.spare} steps follow the cached keys" if self._runs.spare else limit
 
     def _tell(self, text: str, count: int, of: int) -> None:
         if self._progress is not None:

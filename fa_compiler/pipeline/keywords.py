@@ -64,12 +64,15 @@ def tells_of(keywords: type, *records: type) -> Callable[[C], C]:
 
 @contextmanager
 def names_of_python(*records: type) -> Iterator[None]:
-    """Let errors speak of the keywords of a function, where their text has the flags of the command line."""
+    """Let errors speak of the keywords of a function, where their text has the flags of the command line: `opset` in
+    the place of --opset, and target="onnx" in the place of --target onnx."""
     try:
         yield
     except InputError as error:
         names = {option.flag: f"`{option.name}`" for option in options_of(*records).values()}
-        told = re.sub(r"--[a-z]+(-[a-z]+)*", lambda flag: names.get(flag[0], flag[0]), str(error))
+        told = re.sub(r"--(target|runtime) ([a-z-]+)(?= --)", r"--\1 \2,", str(error))
+        told = re.sub(r"--(target|runtime) ([a-z-]+)", r'\1="\2"', told)
+        told = re.sub(r"--[a-z]+(-[a-z]+)*", lambda flag: names.get(flag[0], flag[0]), told)
         raise InputError(told) from None
 
 

@@ -261,11 +261,11 @@ class Options:
     @property
     def _misplaced(self) -> str | None:
         """What an option needs that goes with another target; None where there is no such option."""
+        around = "--only needs --target ascend, --target onnx or --target contrib: for ort only attention is fused"
         reasons = {
             "caches in place need --target ort, the default": self.in_place_caches and self.target != "ort",
             "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
-            "--only needs --target ascend, onnx or contrib: for ort only attention is fused": self.only is not None
-            and self.target == "ort",
+            around: self.only is not None and self.target == "ort",
             "--join-weights needs --target ascend": self.join_weights != OWN_WEIGHTS and self.target != "ascend",
             "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
         }

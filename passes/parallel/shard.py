@@ -289,7 +289,8 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
                     what = "this kind of attention"
                 raise Refusal(f"{what} is not divided", node)
         raise Refusal(
-            "no attention was fused, from which the sequence could be found; name it by --sequence-axis", None
+            "no attention was fused, so it is not known which dimension is the sequence; name it by --sequence-axis",
+            None,
         )
     return lengths.most_common(1)[0][0]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -373,6 +374,10 @@ USAGE = {
         ["atc", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2", "--dynamic_batch_size", "1,2"],
         "unknown argument '--dynamic_batch_size': give --dynamic-dims instead",
     ),
+    "a folder that cannot be made": (
+        ["atc", "MODEL", "-o", "/proc/nothing", "--soc-version", "Ascend910B2", "--input-shape", "x:2,4"],
+        "/proc/nothing cannot be made: No such file or directory; choose another place",
+    ),
     "opset without onnx": (["inspect", "MODEL", "--opset", "23"], "an opset needs --target onnx"),
     "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
     "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),
@@ -402,6 +407,13 @@ def test_bad_usage(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert main([places.get(argument, argument) for argument in arguments]) == 2
     _one_error(capfd, expected)
     assert _listing(tmp_path).keys() == {"model.onnx"}
+
+
+def test_a_compressed_model_is_called_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx.gz"
+    path.write_bytes(gzip.compress(attention().SerializeToString()))
+    assert main(["inspect", str(path)]) == 2
+    _one_error(capfd, "is compressed by gzip, and not an ONNX model; unpack it")
 
 
 def test_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

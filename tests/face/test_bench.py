@@ -65,7 +65,7 @@ def test_a_busy_machine_is_told() -> None:
     second = replace(second, fused=Timing(1.5, 1.0, 2.1, 0))
     (told,) = replace(measured, measures=(first, second)).warnings
     assert told.startswith(
-        "the machine did other work while 8 was measured: the runs of one model differ by more than 2"
+        "the machine did other work while 8 tokens were measured: the runs of one model differ by more than 2"
     )
     assert told in str(replace(measured, measures=(first, second)))
 

@@ -573,7 +573,9 @@ def test_default_numbers_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "CACHED", (8, 40, 512))
     measured = fa_compiler.bench(harness.load(GPT2), decode=True, seconds=0.01)
     assert [each.length for each in measured.measured] == [8, 32]
-    assert measured.faults == ("40 and 512 tokens: the model takes at most 64 tokens",)
+    assert measured.faults == (
+        "40 and 512 cached keys: the model takes at most 64 tokens, and 32 steps follow the cached keys",
+    )
 
 
 @pytest.mark.usefixtures("memory_is_known")

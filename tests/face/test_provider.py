@@ -805,7 +805,7 @@ def test_a_folder_as_a_script(tmp_path: Path) -> None:
     (tmp_path / "app" / "helper.py").write_text("NAME = 'helper'")
     command = [sys.executable, "-m", "fa_compiler.provider", "app", "one"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("helper app one\n", "fa_compiler: 0 sessions, 0 of 0 attentions fused\n")
+    assert (done.stdout, done.stderr) == ("helper app one\n", "fa_compiler: no session of ONNX Runtime was made\n")
 
 
 def test_an_older_runtime_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
