@@ -377,7 +377,7 @@ def matrix() -> str:
     lines += ["", "### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]
     for name, operators in RUNTIMES.items():
         for operator, cells in operators.items():
-            sources = dict.fromkeys(cell.source for cell in cells.values())
+            sources = dict.fromkeys(part for cell in cells.values() for part in cell.source.split("; "))
             lines.append(f"| {name} | {operator} | {'; '.join(sources)} |")
     return "\n".join(lines)
 

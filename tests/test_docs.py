@@ -22,6 +22,7 @@ import onnx
 import pytest
 
 import fa_compiler
+from fa_compiler import op_registry
 from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
@@ -176,6 +177,12 @@ def test_codes_in_chinese() -> None:
         told = "\n".join(re.findall(rf"^\| `(?:{'|'.join(codes)})` .*$", PAGES["recognised.md"], re.MULTILINE))
         assert _names(text) <= _names(told) | {*told.split()}, cell
     assert len(rows) > 10
+
+
+@pytest.mark.parametrize("page", [README, README_IN_CHINESE])
+def test_the_number_of_operators_that_run_on_arrays(page: str) -> None:
+    count = sum(map(op_registry.has_kernel, op_registry.names()))
+    assert re.search(rf"(each of the|CPU kernel 的) {count} ", page)
 
 
 def test_the_chinese_readme_says_what_the_english_pages_say() -> None:
