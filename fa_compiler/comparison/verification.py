@@ -30,7 +30,7 @@ def verify(
     """Run two models in ONNX Runtime on the same inputs and compare every output.
 
     Args:
-        original: the model that is the truth; it runs with graph optimisations off. A path, bytes, an
+        original: the model that counts as right; it runs with graph optimisations off. A path, bytes, an
             `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
         other: the model to compare; the same types.
         inputs: the inputs by name, or the .npz file that holds them; None makes random inputs, several times.
