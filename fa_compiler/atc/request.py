@@ -18,6 +18,8 @@ from fa_compiler.passes.parallel.options import AUTO, AXES
 
 def _shapes(given: str | Mapping[str, Sequence[int]]) -> Sizes:
     if not isinstance(given, str):
+        if single := [sizes for sizes in given.values() if not isinstance(sizes, Sequence)]:
+            raise InputError(f"the sizes of an input are a list such as (1, 128), not {single[0]!r}")
         given = ";".join(f"{name}:{','.join(map(str, sizes))}" for name, sizes in given.items())
     return parse_shapes(given)
 

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Literal, Unpack, get_args
 
 from fa_compiler.errors import InputError
-from fa_compiler.op_registry.runtimes import Runtime
 from fa_compiler.passes import Options
-from fa_compiler.passes.answer.option import Option, options_of, read_options, told
+from fa_compiler.passes.answer.option import read_options, told
 from fa_compiler.passes.answer.options import FusionKeywords, Target
-from fa_compiler.pipeline.keywords import names_of_python
+from fa_compiler.pipeline.keywords import check_types, names_of_python
 
 Weights = Literal["copy", "keep"]
 """What happens to external weights if the result is written to another folder."""
@@ -93,26 +90,8 @@ def python_options(target: str = Options.target, **given: Unpack[FileKeywords]) 
         InputError: an option has an unknown value, or cannot be used with the target.
         TypeError: a value is of another type than the option.
     """
-    options = options_of(FileOptions)
-    for name, value in {"target": target, **given}.items():
-        _check_type(options[name], value)
+    check_types(FileKeywords, given)
+    if not isinstance(target, str):
+        raise TypeError(f"`target` is a text, not {target!r}")
     with names_of_python(FileOptions):
         return make_options(target, **given)
-
-
-def _check_type(option: Option, value: object) -> None:
-    """Raise TypeError for a value of another type than the option."""
-    if option.told.repeated:
-        fits, wanted = _is_words(value), "a list of words"
-    elif isinstance(option.default, bool):
-        fits, wanted = isinstance(value, bool), "True or False"
-    elif isinstance(option.default, int):
-        fits, wanted = isinstance(value, Integral) and not isinstance(value, bool), "a whole number"
-    else:
-        fits, wanted = isinstance(value, str | Runtime) or value is option.default, "a text"
-    if not fits:
-        raise TypeError(f"`{option.name}` is {wanted}, not {value!r}")
-
-
-def _is_words(value: object) -> bool:
-    return isinstance(value, Iterable) and not isinstance(value, bytes)

@@ -267,7 +267,7 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--lengths", "0"], "lengths, batch and threads are numbers from 1 upwards"),
         (["--batch", "-1"], "lengths, batch and threads are numbers from 1 upwards"),
         (["--seconds", "0"], "0 is not a number above 0"),
-        (["--in-place-caches"], "--in-place-caches goes with --decode"),
+        (["--in-place-caches"], "give --decode, in Python decode=True"),
         (["--decode"], "has no caches"),
     ):
         assert main(["bench", path, *words]) == 2
