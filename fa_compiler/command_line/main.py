@@ -109,12 +109,24 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        message = _in_words(message)
         word = re.match(r"argument [A-Z]+: invalid choice: '(.*?)'", message)
         if word is not None:
             close = difflib.get_close_matches(word[1], self.commands, n=1)
             known = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
             message = f"unknown command {word[1]!r}: {known}"
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
+
+
+def _in_words(message: str) -> str:
+    """What argparse says of a value, without the names of Python's types."""
+    kinds = {"int": "a whole number", "float": "a number"}
+    message = re.sub(
+        r"argument (\S+): invalid (int|float) value: ('.*')",
+        lambda found: f"argument {found[1]}: {found[3]} is not {kinds[found[2]]}",
+        message,
+    )
+    return re.sub(r"argument (\S+): expected one argument", r"argument \1 needs a value behind it", message)
 
 
 def parser() -> _Parser:

@@ -182,6 +182,8 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
         other = places.setdefault(os.path.realpath(path), what)
         if other != what:
             raise InputError(f"{path} cannot be both the {other} and the {what}")
+    if args.graph is not None and args.graph.suffix.lower() not in ("", ".svg"):
+        raise InputError(f"--graph writes SVG: {args.graph} has to end with .svg, not {args.graph.suffix}")
 
 
 class _Pictures:

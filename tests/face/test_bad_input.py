@@ -378,6 +378,19 @@ USAGE = {
         ["atc", "MODEL", "-o", "/proc/nothing", "--soc-version", "Ascend910B2", "--input-shape", "x:2,4"],
         "/proc/nothing cannot be made: No such file or directory; choose another place",
     ),
+    "a text in the place of a whole number": (
+        ["run", "MODEL", "--threads", "a"],
+        "--threads: 'a' is not a whole number",
+    ),
+    "a text in the place of a number": (
+        ["shard", "MODEL", "-o", "OUT", "--sequence-parallel", "2", "--latency", "x"],
+        "--latency: 'x' is not a number",
+    ),
+    "no value": (["inspect", "MODEL", "--html"], "argument --html needs a value behind it"),
+    "a picture of another kind": (
+        ["inspect", "MODEL", "--graph", "x.png"],
+        "--graph writes SVG: x.png has to end with .svg, not .png",
+    ),
     "opset without onnx": (["inspect", "MODEL", "--opset", "23"], "an opset needs --target onnx"),
     "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
     "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),
