@@ -47,9 +47,8 @@ _FAULT = "--strict: an attention is not fused"
 """What the exit code 1 of the commands with --strict means."""
 
 _FILES_TEXT = """
-A failed run leaves no output. If OUT exists, it is replaced; a link is written through. OUT may be the input only
-with --force. "-" is an ordinary file name. If a file goes to standard output (/dev/stdout), the text goes to standard
-error.
+A failed run leaves no output. An output that exists is replaced; a link is written through. "-" is an ordinary file
+name. If a file goes to standard output (/dev/stdout), the text goes to standard error.
 """
 
 
@@ -202,7 +201,7 @@ def _add_optimize(commands: _Commands) -> None:
     )
     add_shared(command, "strict")
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
-    command.add_argument("--force", action="store_true", help="allow OUT to be IN")
+    command.add_argument("--force", action="store_true", help="allow OUT.onnx to be IN.onnx, which is then replaced")
     add_options(command, FileOptions, "weights")
     add_shared(command, "quiet")
     command.set_defaults(run="models.optimize")
