@@ -153,12 +153,10 @@ def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> How
     if options.assume:
         words += ["--assume", ",".join(sorted(options.assume))]
     command = shlex.join(words)
-    needs = "The operators of this file are those of Ascend. The next command writes the folder that ATC"
+    needs = "The operators of this file are those of Ascend. The first command writes the folder that ATC compiles."
     if sizes := "" if proto is None else _open_sizes(proto):
         command += f' --input-shape "{sizes}"'
-        needs += " compiles; replace each name of a size in it by a number, a range such as 1~512, or -1."
-    else:
-        needs += " compiles."
+        needs += "\nReplace each name of a size in it by a number, a range such as 1~512, or -1 for any size."
     return HowToRun(needs, (Way("for the device", (command,)), _on_this_machine(path, proto)))
 
 
