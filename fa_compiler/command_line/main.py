@@ -376,7 +376,8 @@ def _add_registry(commands: _Commands) -> None:
   fa-compiler registry diff $ASCEND_HOME_PATH/opp/built-in/op_proto/inc
 """
     ends, found = _ends(writes=False), _ends("diff: a difference was found that matters", writes=False)
-    registry = _command(commands, "registry", "look into the registry of Ascend operators", examples, found)
+    text = "show what is known of Ascend's operators, and of the attention operators of other runtimes"
+    registry = _command(commands, "registry", text, examples, found)
     actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
     registry.commands = actions.choices
     listing = _command(actions, "list", "list the operators", ends=ends)

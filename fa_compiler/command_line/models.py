@@ -63,7 +63,8 @@ def optimize(args: argparse.Namespace) -> int:
             compared = _compared(args, staged, report, options)
             if compared is None or not compared.same:
                 return DIFFERENT
-        how = how_to_run_result(args.output, report, options, proto)
+        named = Path("fused.onnx") if is_special(args.output) else args.output  # a stream is no model to load
+        how = how_to_run_result(named, report, options, proto)
         pictures.write(Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared))
         stage.commit()
     if not args.quiet:
