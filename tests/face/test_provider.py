@@ -784,7 +784,8 @@ def test_a_fused_file_in_a_script(tmp_path: Path) -> None:
     [
         (["none.py"], "error: none.py: no such file\n"),
         (["."], "error: .: this folder has no __main__.py to run\n"),
-        (["-m"], f"{USAGE}\n"),
+        (["-m"], USAGE),
+        (["--hlp"], "error: unknown option '--hlp'; options of the script stand behind its name (--help tells more)\n"),
         (["-m", "nix"], "error: nix: no such module\n"),
         (["-m", "nix.nax"], "error: nix.nax: no such module\n"),
         (["-m", "json.nix"], "error: json.nix: no such module\n"),
