@@ -322,7 +322,7 @@ class DecodingSession:
         if not isinstance(length, int | np.integer) or isinstance(length, bool):
             raise InputError(f"a number of tokens is an integer, not {length!r}")
         if not 0 <= length <= self._length:
-            raise InputError(f"the caches hold {self._length} tokens, so that {length} of them cannot be kept")
+            raise InputError(f"the caches hold {self._length} tokens; {length} of them cannot be kept")
         if not length:
             self.reset()
             return
@@ -373,7 +373,7 @@ class DecodingSession:
         except (ValueError, TypeError):  # of lists that are no array, and of what refuses to be one
             array = np.asarray(None)
         if array.dtype.kind in "OUS":
-            hint = "; its rows have to be equally long" if isinstance(given, (list, tuple)) else ""
+            hint = "; it has to hold numbers, in rows of one length" if isinstance(given, (list, tuple)) else ""
             raise InputError(f"{where}: '{name}' is {_type(given)}, of which no array of numbers can be made{hint}")
         return typed(where, name, array, self._inputs[name])
 

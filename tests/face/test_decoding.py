@@ -350,7 +350,7 @@ def test_rewind_and_take_caches(form: str) -> None:
     for each in (session, other):
         assert each.length == 3
         np.testing.assert_allclose(each.step({"input_ids": [[4]]})["logits"], first, rtol=0, atol=1e-6)
-    with pytest.raises(InputError, match="hold 4 tokens, so that 5 of them cannot be kept"):
+    with pytest.raises(InputError, match="hold 4 tokens; 5 of them cannot be kept"):
         session.rewind(5)
     with pytest.raises(InputError, match="the caches lack 'past_value_0'"):
         session.take_caches({"past_key_0": session.caches["past_key_0"]})
@@ -376,7 +376,7 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"input_ids": [[1.5]]}, "input 'input_ids' is float64, but the model takes int64"),
         (None, r"a step takes a dictionary of arrays by the names of inputs \(input_ids\); this is None"),
         ([[1]], "by the names of inputs .*; this is of type list"),
-        ({"input_ids": [[1, 2], [3]]}, "'input_ids' is of type list, .*; its rows have to be equally long"),
+        ({"input_ids": [[1, 2], [3]]}, "'input_ids' is of type list, .*; it has to hold numbers, in rows of one length"),
         ({"input_ids": [["a"]]}, "'input_ids' is of type list, of which no array of numbers can be made"),
         ({"input_ids": None}, "'input_ids' is None, of which no array of numbers can be made"),
         ({"input_ids": 1}, r"the input 'input_ids' has the shape \[\], and .* takes \[batch, seq\]"),
