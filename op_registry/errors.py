@@ -85,4 +85,6 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     close = begun[:1] if begun and whole else difflib.get_close_matches(name, names, n=1)
     if close:
         return f", did you mean {close[0]!r}?"
-    return f"; known {'are' if len(names) > 1 else 'is'} {', '.join(names)}" if 0 < len(names) <= LISTED else ""
+    if not 0 < len(names) <= LISTED:
+        return ""
+    return f"; known {'are' if len(names) > 1 else 'is'} {', '.join(names)}"

@@ -376,7 +376,10 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"input_ids": [[1.5]]}, "input 'input_ids' is float64, but the model takes int64"),
         (None, r"a step takes a dictionary of arrays by the names of inputs \(input_ids\); this is None"),
         ([[1]], "by the names of inputs .*; this is of type list"),
-        ({"input_ids": [[1, 2], [3]]}, "'input_ids' is of type list, .*; it has to hold numbers, in rows of one length"),
+        (
+            {"input_ids": [[1, 2], [3]]},
+            "'input_ids' is of type list, .*; it has to hold numbers, in rows of one length",
+        ),
         ({"input_ids": [["a"]]}, "'input_ids' is of type list, of which no array of numbers can be made"),
         ({"input_ids": None}, "'input_ids' is None, of which no array of numbers can be made"),
         ({"input_ids": 1}, r"the input 'input_ids' has the shape \[\], and .* takes \[batch, seq\]"),
