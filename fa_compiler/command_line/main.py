@@ -85,8 +85,8 @@ class _Parser(argparse.ArgumentParser):
 
     commands: Mapping[str, _Parser] = {}
 
-    def unknown(self, word: str) -> NoReturn:
-        """End with the error of a word that the command does not know."""
+    def unknown(self, word: str, others: Mapping[str, _Parser] | None = None) -> NoReturn:
+        """End with the error of a word that the command does not know. One of the `others` may know it."""
         known = [option for action in self._actions for option in action.option_strings]
         name = word.partition("=")[0]
         dashes = name.replace("_", "-")
@@ -95,7 +95,10 @@ class _Parser(argparse.ArgumentParser):
         if self.prog.endswith(" atc") and (advice := atc_words.told(word)):
             self.error(f"unknown argument {word!r}: {advice}")
         close = difflib.get_close_matches(name, known, n=1)
-        self.error(f"unknown argument {word!r}" + (f", did you mean {close[0]}?" if close else ""))
+        if close:
+            self.error(f"unknown argument {word!r}, did you mean {close[0]}?")
+        owners = [each for each, parser in (others or {}).items() if name in parser._option_string_actions]
+        self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it; but options in ATC's spelling (--soc_version) are named before required options, which
@@ -112,6 +115,8 @@ class _Parser(argparse.ArgumentParser):
         word = re.match(r"argument [A-Z]+: invalid choice: '(.*?)'", message)
         if word is not None:
             close = difflib.get_close_matches(word[1], self.commands, n=1)
+            if f"--{word[1]}" in self._option_string_actions:
+                close = [f"--{word[1]}"]
             known = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
             message = f"unknown command {word[1]!r}: {known}"
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
@@ -523,7 +528,7 @@ def _run(argv: Sequence[str] | None) -> int:
             return BAD_INPUT
         args, others = top.parse_known_args(argv)
         if others:
-            top.commands[args.command].unknown(others[0])
+            top.commands[args.command].unknown(others[0], top.commands)
         args.words = sys.argv[1:] if argv is None else list(argv)  # a page tells how it was made
         module, _, function = args.run.partition(".")
         with _text_beside(args):

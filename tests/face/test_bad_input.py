@@ -391,6 +391,11 @@ USAGE = {
         ["inspect", "MODEL", "--graph", "x.png"],
         "--graph writes SVG: x.png has to end with .svg, not .png",
     ),
+    "an option that another command has": (
+        ["inspect", "MODEL", "--verify"],
+        "unknown argument '--verify': it is an option of optimize; see 'fa-compiler inspect --help'",
+    ),
+    "an option in the place of a command": (["version"], "unknown command 'version': did you mean '--version'?"),
     "opset without onnx": (["inspect", "MODEL", "--opset", "23"], "an opset needs --target onnx"),
     "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
     "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),
