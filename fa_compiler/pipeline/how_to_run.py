@@ -98,7 +98,7 @@ def _with_library(path: str, without: str, options: Options) -> HowToRun:
         (
             Way("Python", _registered(path)),
             Way(
-                "Python, where other code makes the sessions, of this file or of the original",
+                "Python, if other code makes the sessions: it may load this file or the original",
                 ("FA_COMPILER_PROVIDER=1 python script.py    # ONNX Runtime 1.23 or newer",),
             ),
             Way(
