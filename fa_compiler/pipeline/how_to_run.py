@@ -61,7 +61,7 @@ def how_to_run(
     if options.target == "ort" or (options.is_standard and proto is not None and needs_library(proto)):
         if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
             return _in_place(place, proto)
-        return _with_library(place, _without_the_library(proto), options)
+        return _with_library(place, proto, options)
     if options.target == "ascend":
         return _with_atc(place, options, proto)
     return _without_library(place, None if options.runtime is None else options.runtime.name)
@@ -89,12 +89,19 @@ def _without_the_library(proto: onnx.ModelProto | None) -> str:
     return "the file runs about as fast as the model did"
 
 
-def _with_library(path: str, without: str, options: Options) -> HowToRun:
+def _for_other_sessions(proto: onnx.ModelProto | None, options: Options) -> str:
+    """What to do where a session cannot load the library."""
+    nodes = () if proto is None else all_nodes(proto.graph.node)
+    if any(node.domain in DOMAINS and "Grad" in node.op_type for node in nodes):
+        return "No other target has an operator for the gradient: sessions that cannot load it run the original model."
     words = f"--target {options.target}" if options.is_standard else "--target contrib --runtime ort-cpu"
+    return f"For sessions that cannot load it, fuse the original model with {words}."
+
+
+def _with_library(path: str, proto: onnx.ModelProto | None, options: Options) -> HowToRun:
     return HowToRun(
         "The kernels of this file are in the library of fa_compiler, which the session has to load.\n"
-        f"Without the library {without}.\n"
-        f"For sessions that cannot load it, fuse the original model with {words}.",
+        f"Without the library {_without_the_library(proto)}.\n{_for_other_sessions(proto, options)}",
         (
             Way("Python", _registered(path)),
             Way(

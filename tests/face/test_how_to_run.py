@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import shlex
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from tests.passes.attention_ops.test_delta_rule import model_of as linear
 from tests.passes.attention_ops.test_delta_rule import problem
 
 from .builders import attention, feeds, saved
+
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
 
 
 def executed(lines: tuple[str, ...]) -> onnxruntime.InferenceSession:
@@ -126,6 +130,14 @@ def test_what_a_file_is_without_the_library(bodies: bool, told: str, tmp_path: P
     original = saved(attention(), tmp_path / "model.onnx")
     shown = str(fa_compiler.optimize(original, tmp_path / "fused.onnx", bodies=bodies).how_to_run)
     assert told in shown
+
+
+def test_no_other_target_for_a_gradient(tmp_path: Path) -> None:
+    """Neither ONNX nor ONNX Runtime has an operator for it, so none of their targets is advised."""
+    model = onnx.load_model_from_string(lzma.decompress((MODELS / "gpt_training.onnx.xz").read_bytes()))
+    shown = str(fa_compiler.optimize(model, tmp_path / "fused.onnx").how_to_run)
+    assert "ONNX Runtime does not load the file" in shown
+    assert "No other target has an operator for the gradient" in shown and "--target" not in shown
 
 
 @pytest.mark.parametrize("target", ["onnx", "contrib"])
