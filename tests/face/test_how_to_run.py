@@ -25,7 +25,6 @@ from tests.passes.attention_ops.test_delta_rule import problem
 
 from .builders import attention, feeds, saved
 
-
 MODELS = Path(__file__).parents[2] / "examples" / "models"
 
 
