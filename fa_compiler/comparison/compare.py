@@ -52,7 +52,7 @@ from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import read_proto
-from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS
+from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
@@ -184,6 +184,11 @@ class Comparison(Shown):
         return [self.outcome, *([words] if self.blunt else []), self.given]
 
 
+def _check_buffers(shared: bool, assume: Collection[str]) -> None:
+    if shared and SEPARATE_CACHES in assume:
+        raise InputError(f"shared caches and the assumption {SEPARATE_CACHES!r} cannot both hold")
+
+
 def compare_models(
     original: Path,
     other: Path,
@@ -212,6 +217,7 @@ def compare_models(
             does not agree differs from run to run.
         CannotRunError: ONNX Runtime runs the original but not `other`.
     """
+    _check_buffers(shared, assume)
     proto, other_proto = read_proto(original), read_proto(other)
     buffers = () if buffers_of(proto) else buffers_of(other_proto)
     tolerance = tolerance_for(proto) if rtol is None else rtol

@@ -54,6 +54,8 @@ class FileOptions(Options):
         super().__post_init__()
         if self.weights not in (known := get_args(Weights)):
             raise ValueError(f"unknown value {self.weights!r} for the weights: use {' or '.join(map(repr, known))}")
+        if not self.bodies and self.target != "ort":
+            raise ValueError("--no-bodies needs --target ort, the default")
 
 
 class PassKeywords(FusionKeywords, total=False):

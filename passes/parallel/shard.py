@@ -151,7 +151,7 @@ def _cache_sharder(
 def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
     """Let caches have no tokens, along the given dimensions. Raises Refusal where there are none."""
     if not caches:
-        raise Refusal("no cache was found that a prompt could begin; leave out --prompt", None)
+        raise Refusal("no cache was found that a prompt could fill; leave out --prompt", None)
     for value in graph.inputs:
         axis = caches.get(value.name or "")
         if axis is None or value.shape is None:

@@ -396,6 +396,14 @@ USAGE = {
         "unknown argument '--verify': it is an option of optimize; see 'fa-compiler inspect --help'",
     ),
     "an option in the place of a command": (["version"], "unknown command 'version': did you mean '--version'?"),
+    "bodies of another target": (
+        ["optimize", "MODEL", "-o", "OUT", "--target", "onnx", "--no-bodies"],
+        "--no-bodies needs --target ort, the default",
+    ),
+    "caches in one buffer and in two": (
+        ["verify", "MODEL", "MODEL", "--shared-caches", "--assume", "separate-caches"],
+        "shared caches and the assumption 'separate-caches' cannot both hold",
+    ),
     "opset without onnx": (["inspect", "MODEL", "--opset", "23"], "an opset needs --target onnx"),
     "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
     "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),
