@@ -390,7 +390,7 @@ class DecodingSession:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
         if self._batch not in (None, batch):
             raise InputError(
-                f"the caches are those of {self._batch} sequences, and the step has {batch}; reset() begins anew"
+                f"the caches have a batch of {self._batch}, and the step has one of {batch}; reset() begins anew"
             )
         return batch, new
 

@@ -354,7 +354,7 @@ def test_rewind_and_take_caches(form: str) -> None:
         session.rewind(5)
     with pytest.raises(InputError, match="the caches lack 'past_value_0'"):
         session.take_caches({"past_key_0": session.caches["past_key_0"]})
-    with pytest.raises(InputError, match="the caches are those of 1 sequences, and the step has 2; reset"):
+    with pytest.raises(InputError, match="the caches have a batch of 1, and the step has one of 2; reset"):
         other.step({"input_ids": [[1], [2]]})
     twice = {key: np.repeat(array, 2, axis=0) for key, array in session.caches.items()}
     with pytest.raises(
@@ -394,7 +394,7 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"attention_mask": [1] * 3}, r"'attention_mask' has the shape \[3\], and .* takes \[batch, total\]"),
         ({"position_ids": [[2, 3]]}, r"'position_ids' has the shape \[1, 2\]; with .* it has \[1, 1\]"),
         ({"input_ids": np.zeros((1, 0), np.int64)}, "the step has no tokens"),
-        ({"input_ids": [[1], [2]]}, "the caches are those of 1 sequences, and the step has 2; reset"),
+        ({"input_ids": [[1], [2]]}, "the caches have a batch of 1, and the step has one of 2; reset"),
         ({"input_ids": [[10**6]]}, "'input_ids' holds 1000000, and .* knows the numbers up to 98"),
         ({"input_ids": [[-100]]}, "'input_ids' holds -100, and .* knows the numbers from -99 upwards"),
     ],
