@@ -268,9 +268,10 @@ class Benchmark(Shown):
         lengths = [str(each.length) for each in self.measured if not all(side.is_steady for side in each.sides)]
         if not lengths:
             return []
+        fewer = ", or with one thread" if self.threads > 1 else ""
         return [
             f"the machine did other work while {_joined(lengths)} {self.unit} were measured: the runs of one model "
-            f"differ by more than {UNSTEADY:g} times, so these figures say little; measure again, or with --threads 1"
+            f"differ by more than {UNSTEADY:g} times, so these figures say little; measure again{fewer}"
         ]
 
 

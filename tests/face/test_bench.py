@@ -68,6 +68,10 @@ def test_a_busy_machine_is_told() -> None:
         "the machine did other work while 8 tokens were measured: the runs of one model differ by more than 2"
     )
     assert told in str(replace(measured, measures=(first, second)))
+    assert told.endswith("measure again")
+    assert (
+        replace(measured, measures=(first, second), threads=2).warnings[0].endswith("measure again, or with one thread")
+    )
 
 
 @pytest.mark.usefixtures("memory_is_known")
