@@ -91,9 +91,10 @@ class DecodingSession:
             self.caches_by_input: dict[str, Cache] = {cache.past: cache for cache in caches_of(proto)}
             if not self.caches_by_input:
                 raise InputError(
-                    f"{self.name} has no caches: no input of it is continued by an output, as past_key_values by "
-                    "present; export the decoder with its past, such as optimum's text-generation-with-past, or give "
-                    "the decode file that transformers writes beside this one"
+                    f"{self.name} has no caches: it has no output, such as present, that is an input of the next step, "
+                    "such as past_key_values; export the decoder with its past (in optimum the task "
+                    "text-generation-with-past; transformers writes a file for the prompt and one for the steps, which "
+                    "has the caches)"
                 )
             _check_open(self.name, proto, self.caches_by_input.values())
             self._session = _session(path, self.name, proto, threads, optimise)
@@ -321,7 +322,7 @@ class DecodingSession:
         if not isinstance(length, int | np.integer) or isinstance(length, bool):
             raise InputError(f"a number of tokens is an integer, not {length!r}")
         if not 0 <= length <= self._length:
-            raise InputError(f"the caches hold {self._length} tokens, so that {length} of them cannot be kept")
+            raise InputError(f"the caches hold {self._length} tokens; {length} of them cannot be kept")
         if not length:
             self.reset()
             return
@@ -372,7 +373,7 @@ class DecodingSession:
         except (ValueError, TypeError):  # of lists that are no array, and of what refuses to be one
             array = np.asarray(None)
         if array.dtype.kind in "OUS":
-            hint = "; its rows have to be equally long" if isinstance(given, (list, tuple)) else ""
+            hint = "; it has to hold numbers, in rows of one length" if isinstance(given, (list, tuple)) else ""
             raise InputError(f"{where}: '{name}' is {_type(given)}, of which no array of numbers can be made{hint}")
         return typed(where, name, array, self._inputs[name])
 
@@ -389,7 +390,7 @@ class DecodingSession:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
         if self._batch not in (None, batch):
             raise InputError(
-                f"the caches are those of {self._batch} sequences, and the step has {batch}; reset() begins anew"
+                f"the caches have a batch of {self._batch}, and the step has one of {batch}; reset() begins anew"
             )
         return batch, new
 

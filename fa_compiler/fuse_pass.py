@@ -16,7 +16,7 @@ from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.pipeline.fusing import fuse_checked, name_of
 from fa_compiler.pipeline.keywords import takes, tells_of
-from fa_compiler.pipeline.options import FileOptions, PassKeywords, make_options
+from fa_compiler.pipeline.options import FileOptions, PassKeywords, python_options
 
 
 @tells_of(PassKeywords, FileOptions)
@@ -43,10 +43,18 @@ class FuseAttention(ir.passes.FunctionalPass):
     def __init__(self, target: Target = Options.target, **options: Unpack[PassKeywords]) -> None:
         super().__init__()
         self.report = None
-        self._options = make_options(target, **options)
+        self._options = python_options(target, **options)
+
+    def __repr__(self) -> str:
+        """The target, and what became of the last model."""
+        outcome = "" if self.report is None else f": {self.report.outcome}"
+        return f"<FuseAttention for {self._options.target}{outcome}>"
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Fuse a copy of the model."""
+        if not isinstance(model, ir.Model):
+            kind = type(model).__name__
+            raise TypeError(f"FuseAttention takes an onnx_ir.Model, not {kind}; fa_compiler.optimize takes other kinds")
         result = model.clone()
         restore_graph_operators(result)
         self.report, info = fuse_checked(result, self._options)

@@ -26,7 +26,7 @@ from fa_compiler.model_files.reading import LoadedModel, load, load_bytes
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Options, Report
 from fa_compiler.pipeline.fusing import run
-from fa_compiler.pipeline.options import make_options
+from fa_compiler.pipeline.options import python_options
 from fa_compiler.protos.tensors import all_tensors, is_external, location
 
 FOLDER = "session.model_external_initializers_file_folder_path"
@@ -75,7 +75,7 @@ class InferenceSession(OwnSession):
         for name in kwargs:
             if name not in _ARGUMENTS:
                 raise TypeError(f"InferenceSession() got an unexpected keyword argument {name!r}")
-        self._fa_fusion = make_options(assume=assume, in_place_caches=in_place_caches)
+        self._fa_fusion = python_options(assume=assume, in_place_caches=in_place_caches)
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None
         self._fa_options = options

@@ -74,7 +74,9 @@ AROUND: Mapping[str, Mapping[str, Mapping[str, AroundKernel]]] = {
     "onnx": {
         RMS_NORM: {
             "ort-cpu": _CPU,
-            "ort-cuda": AroundKernel(_BOTH, "core/providers/cuda/nn/rms_norm.cc of ONNX Runtime; 24875", (1, 23)),
+            "ort-cuda": AroundKernel(
+                _BOTH, "core/providers/cuda/nn/rms_norm.cc of ONNX Runtime; microsoft/onnxruntime 24875", (1, 23)
+            ),
         },
         ROTARY: {
             "ort-cpu": _CPU,

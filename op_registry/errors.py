@@ -81,8 +81,10 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     begun = [other for other in names if name and other.startswith(name)]
     whole = all(other.startswith(begun[0]) for other in begun)
     if 0 < len(begun) <= FEW and not whole:
-        return f"; known are {', '.join(begun)}"
+        return f", did you mean one of {', '.join(begun)}?"
     close = begun[:1] if begun and whole else difflib.get_close_matches(name, names, n=1)
     if close:
         return f", did you mean {close[0]!r}?"
-    return f"; known are {', '.join(names)}" if 0 < len(names) <= LISTED else ""
+    if not 0 < len(names) <= LISTED:
+        return ""
+    return f"; known {'are' if len(names) > 1 else 'is'} {', '.join(names)}"

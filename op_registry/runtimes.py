@@ -109,7 +109,7 @@ class Runtime:
         if name not in RUNTIMES:
             raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(name, RUNTIMES)}")
         if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
-            raise UnknownRuntime(f"the version {version!r} of {name} is no number such as 1.27")
+            raise UnknownRuntime(f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3")
         return Runtime(name, tuple(map(int, version.split("."))) if equals else ())
 
     def __str__(self) -> str:
@@ -377,7 +377,7 @@ def matrix() -> str:
     lines += ["", "### Sources", "", "| runtime | operator | sources |", "| --- | --- | --- |"]
     for name, operators in RUNTIMES.items():
         for operator, cells in operators.items():
-            sources = dict.fromkeys(cell.source for cell in cells.values())
+            sources = dict.fromkeys(part for cell in cells.values() for part in cell.source.split("; "))
             lines.append(f"| {name} | {operator} | {'; '.join(sources)} |")
     return "\n".join(lines)
 

@@ -22,6 +22,7 @@ import onnx
 import pytest
 
 import fa_compiler
+from fa_compiler import op_registry
 from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
@@ -61,8 +62,18 @@ PLACEHOLDER, WRITTEN = "NAME", "build/"
 
 
 def commands(*texts: str) -> list[str]:
-    """The command lines of fa-compiler in the indented blocks of pages, without the program's name."""
-    return re.findall(r"^    fa-compiler (.+)$", "\n".join(texts).replace("\\\n", " "), re.MULTILINE)
+    """The command lines of fa-compiler in the indented blocks of pages, without the program's name, and without what
+    stands in front of it: a variable of the environment, or mpirun."""
+    line = r"^ {4,}(?:[A-Z_]+=\S+ |mpirun -n \d+ )*fa-compiler (.+)$"
+    return re.findall(line, "\n".join(texts).replace("\\\n", " "), re.MULTILINE)
+
+
+def named_options(*texts: str) -> list[tuple[str, str]]:
+    """The commands that sentences of pages name with an option, each with that option."""
+    spans = re.findall(
+        r"`(?:[A-Z_]+=\S+ |mpirun -n \d+ )*fa-compiler ([^`]+)`", re.sub(r"\n(?=\S)", " ", "\n".join(texts))
+    )
+    return [(span.split()[0], option) for span in spans for option in re.findall(r"--[a-z][a-z-]*", span)]
 
 
 COMMANDS = commands(README, README_IN_CHINESE, *PAGES.values())
@@ -78,6 +89,13 @@ def test_commands(line: str) -> None:
         assert soc_version(args.soc_version)
         assert parse_shapes(args.input_shape)
         assert args.dynamic_dims is None or parse_gears(args.dynamic_dims)
+
+
+@pytest.mark.parametrize(("command", "option"), sorted(set(named_options(README, README_IN_CHINESE, *PAGES.values()))))
+def test_options_in_sentences(command: str, option: str) -> None:
+    known = parser().commands.get(command, parser() if command in ("COMMAND", option) else None)
+    assert known is not None
+    assert option in {*_options(known), "--help"}
 
 
 def _options(of: argparse.ArgumentParser) -> Iterator[str]:
@@ -176,6 +194,12 @@ def test_codes_in_chinese() -> None:
         told = "\n".join(re.findall(rf"^\| `(?:{'|'.join(codes)})` .*$", PAGES["recognised.md"], re.MULTILINE))
         assert _names(text) <= _names(told) | {*told.split()}, cell
     assert len(rows) > 10
+
+
+@pytest.mark.parametrize("page", [README, README_IN_CHINESE])
+def test_the_number_of_operators_that_run_on_arrays(page: str) -> None:
+    count = sum(map(op_registry.has_kernel, op_registry.names()))
+    assert re.search(rf"(each of the|CPU kernel 的) {count} ", page)
 
 
 def test_the_chinese_readme_says_what_the_english_pages_say() -> None:

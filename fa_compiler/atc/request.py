@@ -18,6 +18,8 @@ from fa_compiler.passes.parallel.options import AUTO, AXES
 
 def _shapes(given: str | Mapping[str, Sequence[int]]) -> Sizes:
     if not isinstance(given, str):
+        if single := [sizes for sizes in given.values() if not isinstance(sizes, Sequence)]:
+            raise InputError(f"the sizes of an input are a list such as (1, 128), not {single[0]!r}")
         given = ";".join(f"{name}:{','.join(map(str, sizes))}" for name, sizes in given.items())
     return parse_shapes(given)
 
@@ -61,16 +63,21 @@ class Request:
     """
 
     soc: SocVersion = field(
-        metadata=told("as ATC names it, such as Ascend910B2", name="soc_version", metavar="S", read=soc_version)
+        metadata=told(
+            "the product, as ATC names it, such as Ascend910B2", name="soc_version", metavar="S", read=soc_version
+        )
     )
     cann: str | None = field(
         default=None, metadata=told("CANN version to write for (default: the newest)", metavar="V")
     )
-    route: str = field(default="air", metadata=told("air (default), onnx or npu: fa-compiler docs ascend", metavar="R"))
+    route: str = field(
+        default="air",
+        metadata=told("what is written: air (default), onnx or npu (fa-compiler docs ascend)", metavar="R"),
+    )
     sizes: Mapping[str, Sequence[Size]] = field(
         default_factory=dict,
         metadata=told(
-            "1~512 and -1 are dynamic",
+            "the sizes of the inputs; 1~512 is a range, and -1 any size",
             in_python='the sizes of inputs, {"ids": (1, 128)} or "ids:1,128"; -1 is dynamic, and ranges such as 1~512 '
             "can be given as text only",
             name="input_shape",
@@ -82,7 +89,8 @@ class Request:
     gears: Sequence[Sequence[int]] = field(
         default=(),
         metadata=told(
-            "the only values that -1 has in a run",
+            "groups of sizes, with one size for each -1 of --input-shape; a run has the sizes of one group",
+            in_python="groups of sizes, with one size for each -1 of `input_shape`; a run has the sizes of one group",
             details='They are given as [(1, 128), (4, 256)] or as "1,128;4,256".',
             name="dynamic_dims",
             metavar="1,128;...",
@@ -91,7 +99,7 @@ class Request:
         ),
     )
     precision: str = field(default="origin", metadata=told("ATC's precision_mode_v2 (default origin)", metavar="P"))
-    single_op: bool = field(default=False, metadata=told("also one JSON file for each distinct fused operator"))
+    single_op: bool = field(default=False, metadata=told("write a JSON file for each distinct fused operator, too"))
     only: str | None = field(
         default=None,
         metadata=told(
@@ -104,8 +112,8 @@ class Request:
     join_weights: str = field(
         default=ALL_WEIGHTS,
         metadata=told(
-            "which weights of products that share an operand are joined, so that one product computes them: all "
-            "(default), those in the model's own file (own), or none",
+            "products that share an operand become one, with joined weights. Joined are all weights (default), those "
+            "in the model's own file (own), or none",
             details="Several ranks join none.",
             choices=JOINED,
         ),

@@ -27,6 +27,11 @@ def registry_nodes(model: ir.Model) -> list[ir.Node]:
     ]
 
 
+def needs_library(proto: onnx.ModelProto) -> bool:
+    """Does a model hold operators whose kernels are in the library, such as those that an earlier run made?"""
+    return any(node.domain in op_registry.DOMAINS for node in subgraphs.all_nodes(proto.graph.node))
+
+
 def without_kernel(proto: onnx.ModelProto) -> list[str]:
     """The registry's operators in a model that have neither a CPU kernel nor a body in it, in alphabetical order."""
     found = {node.op_type for node in subgraphs.all_nodes(proto.graph.node) if node.domain == op_registry.DOMAIN}
@@ -63,6 +68,9 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str |
                 continue
             broken = f"breaks {violation.constraint} for {target}: {violation.message}"
             if id(node) in old:
-                raise InputError(f"node '{node.name}' of the input {broken}; start from the original model")
+                raise InputError(
+                    f"the model is fused already, and not for {target}: node '{node.name}' {broken}; start from the "
+                    "original model"
+                )
             raise InternalError(f"the fused node '{node.name}' {broken}")
     return info

@@ -33,7 +33,7 @@ def atc(args: argparse.Namespace) -> int:
         for note in built.notes:
             print(printable(f"note: {note}"))
         if (layer := built.details.get("layer")) is not None:
-            print(f"one layer: {layer['operators']} operators, {layer['kernels']} of them kernels")
+            print(f"one layer has {layer['operators']} operators; for {layer['kernels']} of them GE starts a kernel")
         print(printable(f"wrote {args.output}"))
         for line in run.next_steps(args.output, built):
             print(printable(line))

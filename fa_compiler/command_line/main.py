@@ -43,19 +43,34 @@ _SILENT = logging.NullHandler()
 _FILES = ("output", "outputs", "report", "html", "graph")
 """The arguments that name a file to write."""
 
-EXIT_CODES = f"""\
-exit codes:
-  {OK:<5}done
-  {DIFFERENT:<5}verify or bench found a difference, registry diff found one that matters, a check found a fault, or
-       --strict an attention that is not fused
-  {BAD_INPUT:<5}bad usage, bad input, or an output that cannot be written
-  {INTERNAL:<5}internal error; please report it with the output of a run with {DEBUG}=1
-  {INTERRUPTED:<5}interrupted
+_FAULT = "--strict: an attention is not fused"
+"""What the exit code 1 of the commands with --strict means."""
 
-A failed run leaves no output. If OUT exists, it is replaced; a link is written through. OUT may be the input only
-with --force. "-" is an ordinary file name. If a file goes to standard output (/dev/stdout), the text goes to standard
-error.
+_FILES_TEXT = """
+A failed run leaves no output. An output that exists is replaced; a link is written through. "-" is an ordinary file
+name. If a file goes to standard output (/dev/stdout), the text goes to standard error.
 """
+
+
+def _ends(different: str = "", writes: bool = True) -> str:
+    """The exit codes of a command, and what holds for the files that it writes.
+
+    Args:
+        different: what the exit code 1 means; commands without one do not have it.
+        writes: whether the command writes files.
+    """
+    codes = {
+        OK: "done",
+        DIFFERENT: different,
+        BAD_INPUT: "bad usage, bad input, or an output that cannot be written" if writes else "bad usage or bad input",
+        INTERNAL: f"internal error; please report it with the output of a run with {DEBUG}=1",
+        INTERRUPTED: "interrupted",
+    }
+    lines = "".join(f"  {code:<5}{meaning}\n" for code, meaning in codes.items() if meaning)
+    return f"exit codes:\n{lines}{_FILES_TEXT if writes else ''}"
+
+
+EXIT_CODES = _ends("a difference or a fault was found, or with --strict an attention is not fused")
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -70,8 +85,8 @@ class _Parser(argparse.ArgumentParser):
 
     commands: Mapping[str, _Parser] = {}
 
-    def unknown(self, word: str) -> NoReturn:
-        """End with the error of a word that the command does not know."""
+    def unknown(self, word: str, others: Mapping[str, _Parser] | None = None) -> NoReturn:
+        """End with the error of a word that the command does not know. One of the `others` may know it."""
         known = [option for action in self._actions for option in action.option_strings]
         name = word.partition("=")[0]
         dashes = name.replace("_", "-")
@@ -80,7 +95,10 @@ class _Parser(argparse.ArgumentParser):
         if self.prog.endswith(" atc") and (advice := atc_words.told(word)):
             self.error(f"unknown argument {word!r}: {advice}")
         close = difflib.get_close_matches(name, known, n=1)
-        self.error(f"unknown argument {word!r}" + (f", did you mean {close[0]}?" if close else ""))
+        if close:
+            self.error(f"unknown argument {word!r}, did you mean {close[0]}?")
+        owners = [each for each, parser in (others or {}).items() if name in parser._option_string_actions]
+        self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it; but options in ATC's spelling (--soc_version) are named before required options, which
@@ -93,12 +111,26 @@ class _Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
+        message = _in_words(message)
         word = re.match(r"argument [A-Z]+: invalid choice: '(.*?)'", message)
         if word is not None:
             close = difflib.get_close_matches(word[1], self.commands, n=1)
+            if f"--{word[1]}" in self._option_string_actions:
+                close = [f"--{word[1]}"]
             known = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
             message = f"unknown command {word[1]!r}: {known}"
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
+
+
+def _in_words(message: str) -> str:
+    """What argparse says of a value, without the names of Python's types."""
+    kinds = {"int": "a whole number", "float": "a number"}
+    message = re.sub(
+        r"argument (\S+): invalid (int|float) value: ('.*')",
+        lambda found: f"argument {found[1]}: {found[3]} is not {kinds[found[2]]}",
+        message,
+    )
+    return re.sub(r"argument (\S+): expected one argument", r"argument \1 needs a value behind it", message)
 
 
 def parser() -> _Parser:
@@ -138,15 +170,19 @@ if TYPE_CHECKING:
     _Commands = argparse._SubParsersAction[_Parser]
 
 
-def _command(commands: _Commands, name: str, text: str, examples: str = "") -> _Parser:
+def _command(commands: _Commands, name: str, text: str, examples: str = "", ends: str = _ends()) -> _Parser:
     return commands.add_parser(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
-        epilog=f"examples:\n{examples}\n{EXIT_CODES}" if examples else EXIT_CODES,
+        epilog=f"examples:\n{examples}\n{ends}" if examples else ends,
         formatter_class=_Help,
         allow_abbrev=False,
     )
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument("model", metavar="IN.onnx", type=Path, help="the model")
 
 
 def _add_optimize(commands: _Commands) -> None:
@@ -156,16 +192,21 @@ def _add_optimize(commands: _Commands) -> None:
   fa-compiler optimize decoder.onnx -o fused.onnx --in-place-caches
   fa-compiler optimize model.onnx -o fused.onnx --target ascend --soc-version Ascend910B2
 """
-    command = _command(commands, "optimize", "fuse the attention of a model and write the result", examples)
-    command.add_argument("model", metavar="IN.onnx", type=Path)
-    command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True)
+    text = "fuse the attention of a model and write the result"
+    command = _command(commands, "optimize", text, examples, _ends(f"--verify: the result differs; {_FAULT}"))
+    _add_model(command)
+    command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True, help="the file to write")
     add_options(command, Options)
     _add_pictures(command)
     add_options(command, FileOptions, "bodies")
-    command.add_argument("--verify", action="store_true", help="run both models in ONNX Runtime before writing")
+    command.add_argument(
+        "--verify",
+        action="store_true",
+        help="run both models in ONNX Runtime and compare every output; if one differs, nothing is written",
+    )
     add_shared(command, "strict")
     command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
-    command.add_argument("--force", action="store_true", help="allow OUT to be IN")
+    command.add_argument("--force", action="store_true", help="allow OUT.onnx to be IN.onnx, which is then replaced")
     add_options(command, FileOptions, "weights")
     add_shared(command, "quiet")
     command.set_defaults(run="models.optimize")
@@ -179,7 +220,7 @@ def _add_inspect(commands: _Commands) -> None:
 """
     text = "tell what would be fused, and why the rest would not; write nothing"
     command = _command(commands, "inspect", text, examples)
-    command.add_argument("model", metavar="IN.onnx", type=Path)
+    _add_model(command)
     add_options(command, Options)
     _add_pictures(command)
     command.add_argument("--json", action="store_true", help="print the report as JSON")
@@ -190,9 +231,9 @@ def _add_inspect(commands: _Commands) -> None:
 def _add_pictures(command: argparse.ArgumentParser) -> None:
     add_shared(command, "explain")
     command.add_argument(
-        "--html", metavar="PAGE.html", type=Path, help="write a page with drawings of each kind of block"
+        "--html", metavar="PAGE.html", type=Path, help="write a page with a drawing of each kind of attention"
     )
-    command.add_argument("--graph", metavar="OUT.svg", type=Path, help="write the drawings alone, as one picture")
+    command.add_argument("--graph", metavar="OUT.svg", type=Path, help="write these drawings as one picture")
 
 
 def _add_verify(commands: _Commands) -> None:
@@ -200,17 +241,22 @@ def _add_verify(commands: _Commands) -> None:
   fa-compiler verify model.onnx fused.onnx
   fa-compiler verify model.onnx fused.onnx --inputs inputs.npz --rtol 1e-4
 """
-    command = _command(commands, "verify", "run two models in ONNX Runtime and compare every output", examples)
+    text = "run two models in ONNX Runtime and compare every output"
+    command = _command(commands, "verify", text, examples, _ends("an output differs", writes=False))
     command.add_argument(
-        "original", metavar="A.onnx", type=Path, help="the model to compare with; runs with optimisations off"
+        "original",
+        metavar="A.onnx",
+        type=Path,
+        help="the original; it runs without ONNX Runtime's optimisations",
     )
-    command.add_argument("other", metavar="B.onnx", type=Path)
+    command.add_argument("other", metavar="B.onnx", type=Path, help="the model to compare with it")
     command.add_argument("--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)")
     command.add_argument(
         "--rtol",
+        metavar="NUMBER",
         type=reading(non_negative),
-        help="allowed difference relative to an output's largest finite value "
-        "(default by the coarsest type: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
+        help="the allowed difference, relative to an output's largest finite value (default by the coarsest type in "
+        "the models: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
     )
     command.add_argument(
         "--shared-caches", action="store_true", help="bind each past of a GroupQueryAttention and its present together"
@@ -228,8 +274,8 @@ def _add_bench(commands: _Commands) -> None:
   fa-compiler bench decoder.onnx --decode --in-place-caches    # a prompt, then tokens behind 512, 2048, 8192 keys
 """
     text = "measure a model and its fused form beside each other in ONNX Runtime"
-    command = _command(commands, "bench", text, examples)
-    command.add_argument("model", metavar="IN.onnx", type=Path)
+    command = _command(commands, "bench", text, examples, _ends("--decode: the outputs of the two models differ"))
+    _add_model(command)
     add_options(command, BenchOptions)
     add_options(command, Options, "assume", "in_place_caches")
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -245,9 +291,9 @@ def _add_run(commands: _Commands) -> None:
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz    # a model of `shard`
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x2.npz --caches y1.npz --outputs y2.npz --parts    # decoding
 """
-    text = "run a model, fused, sharded or neither, in ONNX Runtime, and write its outputs"
+    text = "run a model in ONNX Runtime, and write its outputs; the model may be fused or sharded"
     command = _command(commands, "run", text, examples)
-    command.add_argument("model", metavar="IN.onnx", type=Path)
+    _add_model(command)
     command.add_argument(
         "--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones, as verify makes them)"
     )
@@ -262,20 +308,20 @@ def _add_run(commands: _Commands) -> None:
         metavar="N",
         type=int,
         default=0,
-        help="threads of ONNX Runtime (default: one for each core, of which the ranks of a machine have equal parts)",
+        help="threads of ONNX Runtime (default: one for each core; the ranks of one machine share its cores equally)",
     )
     add_shared(command, "quiet")
     command.add_argument(
         "--parts",
         action="store_true",
-        help="of a sharded model: each rank writes its part of the outputs, and the positions of its tokens, to a file "
-        "of its own, such as Y.0-of-4.npz",
+        help="for a sharded model: each rank writes its part of the outputs, and the positions of its tokens, to a "
+        "file of its own, such as Y.0-of-4.npz",
     )
     command.add_argument(
         "--caches",
         metavar="Y.npz",
         type=Path,
-        help="of a sharded model with caches: continue with the caches that an earlier run with --parts wrote to "
+        help="for a sharded model with caches: continue with the caches that an earlier run with --parts wrote to "
         "Y.0-of-4.npz and so on; X.npz then holds the other inputs",
     )
     command.add_argument(
@@ -283,7 +329,7 @@ def _add_run(commands: _Commands) -> None:
         metavar="S",
         type=reading(non_negative),
         default=600.0,
-        help="of a sharded model: how many seconds a rank waits for another one (default 600)",
+        help="for a sharded model: how many seconds a rank waits for another one (default 600)",
     )
     command.set_defaults(run="run.run")
 
@@ -298,7 +344,7 @@ def _add_shard(commands: _Commands) -> None:
 """
     text = "fuse a model, and write the model that several ranks run, each on its part of the sequence"
     command = _command(commands, "shard", text, examples)
-    command.add_argument("model", metavar="IN.onnx", type=Path)
+    _add_model(command)
     command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
     add_options(command, ParallelOptions)
     add_options(command, Machine)
@@ -314,9 +360,9 @@ def _add_plan(commands: _Commands) -> None:
   FA_COMPILER_PLAN=model.plan ./server    # a program without Python that has the library as execution provider
 """
     text = "write down what the execution provider does with a model, for programs without Python"
-    command = _command(commands, "plan", text, examples)
-    command.add_argument("model", metavar="IN.onnx", type=Path)
-    command.add_argument("-o", "--output", metavar="OUT.plan", type=Path, required=True)
+    command = _command(commands, "plan", text, examples, _ends(_FAULT))
+    _add_model(command)
+    command.add_argument("-o", "--output", metavar="OUT.plan", type=Path, required=True, help="the file to write")
     level = command.add_argument(
         "--level",
         metavar="all|extended|basic|disabled",
@@ -329,20 +375,26 @@ def _add_plan(commands: _Commands) -> None:
 
 
 def _add_registry(commands: _Commands) -> None:
-    registry = _command(commands, "registry", "look into the registry of Ascend operators")
+    examples = """\
+  fa-compiler registry list
+  fa-compiler registry show FlashAttentionScore --cann 8.0
+  fa-compiler registry diff $ASCEND_HOME_PATH/opp/built-in/op_proto/inc
+"""
+    ends, found = _ends(writes=False), _ends("diff: a difference was found that matters", writes=False)
+    text = "show what is known of Ascend's operators, and of the attention operators of other runtimes"
+    registry = _command(commands, "registry", text, examples, found)
     actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
     registry.commands = actions.choices
-    listing = _command(actions, "list", "list the operators")
+    listing = _command(actions, "list", "list the operators", ends=ends)
     listing.set_defaults(run="registry.show_list")
-    show = _command(actions, "show", "print an operator's REG_OP prototype")
-    show.add_argument("op", metavar="OP")
+    show = _command(actions, "show", "print an operator's REG_OP prototype and its constraints", ends=ends)
+    show.add_argument("op", metavar="OP", help="the name of the operator; `registry list` has all names")
     show.add_argument("--cann", metavar="V", help="CANN version or variant (default: the newest)")
     show.set_defaults(run="registry.show_op")
-    table = _command(
-        actions, "runtimes", "print what runtimes take of the attention operators of ONNX and ONNX Runtime"
-    )
+    text = "print which attention operators of ONNX and ONNX Runtime each runtime has kernels for"
+    table = _command(actions, "runtimes", text, ends=ends)
     table.set_defaults(run="registry.show_runtimes")
-    diff = _command(actions, "diff", "compare the REG_OP headers of an installed CANN with the registry")
+    diff = _command(actions, "diff", "compare the REG_OP headers of an installed CANN with the registry", ends=found)
     diff.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a header, or a folder of headers")
     diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")
     diff.set_defaults(run="registry.diff")
@@ -351,12 +403,12 @@ def _add_registry(commands: _Commands) -> None:
 def _add_atc(commands: _Commands) -> None:
     examples = """\
   fa-compiler atc model.onnx -o folder --soc-version Ascend910B2
-  fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "ids:1,128;mask:1,128"
-  fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "ids:1,4096" --sequence-parallel 4
+  fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "input_ids:1,128;attention_mask:1,128"
+  fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "input_ids:1,4096" --sequence-parallel 4
 """
     text = "optimise a model for an Ascend product and write a folder that ATC compiles"
     command = _command(commands, "atc", text, examples)
-    command.add_argument("model", metavar="IN.onnx", type=Path)
+    _add_model(command)
     command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=FOLDER)
     add_options(command, Request)
     add_options(command, Parallel)
@@ -366,35 +418,60 @@ def _add_atc(commands: _Commands) -> None:
 
 
 def _add_air(commands: _Commands) -> None:
-    air = _command(commands, "air", "look into .air files")
+    examples = """\
+  fa-compiler air check out/model.air
+  fa-compiler air show out/model.air --graph out.svg
+"""
+    text = "check or show the files that `atc` writes, and other .air files"
+    air = _command(commands, "air", text, examples, _ends("check: the file has a fault"))
     actions = air.add_subparsers(dest="action", required=True, metavar="ACTION")
     air.commands = actions.choices
-    check = _command(actions, "check", "apply the rules of GE's loader, the prototypes and shape inference to a file")
-    check.add_argument("file", metavar="FILE", type=Path, help="an .air file, or an .onnx for ATC's parser")
-    check.add_argument("--plugin-domain", action="append", default=[], metavar="D", help="a domain with a plugin")
+    text = "apply the rules of GE's loader, the prototypes and shape inference to a file"
+    check = _command(actions, "check", text, ends=_ends("the file has a fault", writes=False))
+    check.add_argument("file", metavar="FILE", type=Path, help="an .air file, or an .onnx file for ATC's parser")
+    check.add_argument(
+        "--plugin-domain",
+        action="append",
+        default=[],
+        metavar="D",
+        help="a domain of ONNX operators for which you have a plugin of ATC's parser; may be repeated",
+    )
     check.set_defaults(run="atc.air_check")
     show = _command(actions, "show", "list a file's operators, or draw its graph")
-    show.add_argument("file", metavar="FILE.air", type=Path)
+    show.add_argument("file", metavar="FILE.air", type=Path, help="the file")
     show.add_argument("--graph", metavar="OUT.svg|OUT.dot", type=Path, help="draw the graph instead")
     show.set_defaults(run="atc.air_show")
 
 
 def _add_single_op(commands: _Commands) -> None:
-    command = _command(commands, "single-op", "write or check the JSON file of one operator for atc --singleop")
-    command.add_argument("op", metavar="OP", nargs="?")
-    command.add_argument("--input", metavar="NAME=1,12,512,64:float16", action="append", default=[])
-    command.add_argument("--output-desc", metavar="NAME=1,512:float16", action="append", default=[])
-    command.add_argument("--attr", metavar="NAME=VALUE", action="append", default=[])
-    command.add_argument("--const", metavar="NAME=1,2,3", action="append", default=[], help="the values of an input")
-    command.add_argument("--soc-version", metavar="S", help="check the operator's constraints on this product too")
+    examples = """\
+  fa-compiler single-op GeluV2 -o gelu.json --soc-version Ascend910B2 --input x=2,1024:float16
+  fa-compiler single-op --check gelu.json
+"""
+    text = "write or check the JSON file of one operator for atc --singleop"
+    command = _command(commands, "single-op", text, examples, _ends("--check: the file has a fault"))
+    command.add_argument("op", metavar="OP", nargs="?", help="the name of an operator of GE")
+    descriptions = {
+        "input": ("NAME=1,12,512,64:float16", "the shape and type of an input; may be repeated"),
+        "output-desc": (
+            "NAME=1,512:float16",
+            "those of an output, if they do not follow from the inputs",
+        ),
+        "attr": ("NAME=VALUE", "an attribute; may be repeated"),
+        "const": ("NAME=1,2,3", "the values of an input that is a constant; may be repeated"),
+    }
+    for name, (form, told) in descriptions.items():
+        command.add_argument(f"--{name}", metavar=form, action="append", default=[], help=told)
+    command.add_argument("--soc-version", metavar="S", help="check the operator's constraints on this product, too")
     command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
-    command.add_argument("-o", "--output", metavar="FILE.json", type=Path)
+    command.add_argument("-o", "--output", metavar="FILE.json", type=Path, help="the file to write")
     command.add_argument("--check", metavar="FILE.json", type=Path, help="check a file instead of writing one")
     command.set_defaults(run="atc.single_op")
 
 
 def _add_library(commands: _Commands) -> None:
-    command = _command(commands, "library", "print the path of the custom-op library that ONNX Runtime loads")
+    text = "print the path of the custom-op library that ONNX Runtime loads"
+    command = _command(commands, "library", text, ends=_ends(writes=False))
     command.set_defaults(run="models.library")
 
 
@@ -404,8 +481,10 @@ def _add_docs(commands: _Commands) -> None:
   fa-compiler docs runtimes               # prints one; as Markdown if the output is a pipe
   fa-compiler docs commands#exit-codes    # prints the part below a heading
 """
-    command = _command(commands, "docs", "list the pages of the documentation, or print one", examples)
-    completed(command.add_argument("page", metavar="PAGE", nargs="?"), names())
+    text = "list the pages of the documentation, or print one"
+    command = _command(commands, "docs", text, examples, _ends(writes=False))
+    told = "the name of a page, or PAGE#HEADING for a part of it; without it the pages are listed"
+    completed(command.add_argument("page", metavar="PAGE", nargs="?", help=told), names())
     command.set_defaults(run="docs.docs")
 
 
@@ -414,9 +493,9 @@ def _add_completion(commands: _Commands) -> None:
   eval "$(fa-compiler completion bash)"              # in ~/.bashrc; the same with zsh in ~/.zshrc
   fa-compiler completion fish | source               # in ~/.config/fish/config.fish
 """
-    text = "print what bash, zsh or fish needs, beside the package argcomplete, to complete the words of this command"
-    command = _command(commands, "completion", text, examples)
-    completed(command.add_argument("shell", metavar="bash|zsh|fish"), SHELLS)
+    text = "print what bash, zsh or fish needs to complete the words of this command; needs the package argcomplete"
+    command = _command(commands, "completion", text, examples, _ends(writes=False))
+    completed(command.add_argument("shell", metavar="bash|zsh|fish", help="the shell"), SHELLS)
     command.set_defaults(run="completion.script")
 
 
@@ -449,7 +528,7 @@ def _run(argv: Sequence[str] | None) -> int:
             return BAD_INPUT
         args, others = top.parse_known_args(argv)
         if others:
-            top.commands[args.command].unknown(others[0])
+            top.commands[args.command].unknown(others[0], top.commands)
         args.words = sys.argv[1:] if argv is None else list(argv)  # a page tells how it was made
         module, _, function = args.run.partition(".")
         with _text_beside(args):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,7 +63,8 @@ def optimize(args: argparse.Namespace) -> int:
             compared = _compared(args, staged, report, options)
             if compared is None or not compared.same:
                 return DIFFERENT
-        how = how_to_run_result(args.output, report, options, proto)
+        named = Path("fused.onnx") if is_special(args.output) else args.output  # a stream is no model to load
+        how = how_to_run_result(named, report, options, proto)
         pictures.write(Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared))
         stage.commit()
     if not args.quiet:
@@ -104,6 +106,9 @@ def plan(args: argparse.Namespace) -> int:
 
         print_report(report, args.explain)
         print(wrote(args.output))
+        if report.count("fused"):
+            print(f"next: start the program with FA_COMPILER_PLAN={printable(shlex.quote(str(args.output)))}")
+            print("The program has to load the library as execution provider; `fa-compiler docs provider` shows how.")
     return _strict_exit_code(report) if args.strict else OK
 
 
@@ -178,6 +183,8 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
         other = places.setdefault(os.path.realpath(path), what)
         if other != what:
             raise InputError(f"{path} cannot be both the {other} and the {what}")
+    if args.graph is not None and args.graph.suffix.lower() not in ("", ".svg"):
+        raise InputError(f"--graph writes SVG: {args.graph} has to end with .svg, not {args.graph.suffix}")
 
 
 class _Pictures:

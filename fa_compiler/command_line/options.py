@@ -11,7 +11,7 @@ from fa_compiler.passes.answer.option import Option, options_of
 
 SHARED = {
     "explain": "print the reasons in full sentences",
-    "strict": "exit with 1, after writing, if an attention was declined or none was fused",
+    "strict": "exit with 1 if an attention was declined or none was fused; the output is written",
     "quiet": "print nothing but errors",
 }
 """Options without a value that several commands have, and their texts."""

@@ -48,11 +48,14 @@ def _print(result: Sharded) -> None:
     print(printable(f"wrote {result.path}; run it with: mpirun -n {report.ranks} fa-compiler run {result.path} ..."))
 
 
+_COSTS = "each pair is the MiB that a rank sends and the milliseconds that the cost model expects,"
+
+
 def _print_methods(report: ShardReport) -> None:
     rows = [_told(choice, METHODS) for choice in report.choices if choice.held is None]
     if rows:
         print_table(("attention", "method", *METHODS), rows)
-        print(f"for {report.length:,} tokens: MiB that a rank sends, milliseconds of the cost model; - is not possible")
+        print(f"{_COSTS} for {report.length:,} tokens; - is a method that is not possible")
     rows = [
         (*_told(choice, (MERGE,)), f"{choice.held / (1 << 20):.2f}")
         for choice in report.choices
@@ -60,8 +63,7 @@ def _print_methods(report: ShardReport) -> None:
     ]
     if rows:
         print_table(("attention", "method", MERGE, "caches of a rank"), rows)
-        told = "MiB that a rank sends, milliseconds of the cost model; MiB of its caches"
-        print(f"for {report.length:,} keys in the caches: {told}")
+        print(f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches")
 
 
 def _told(choice: Choice, methods: Sequence[str]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ from fa_compiler import op_registry
 from fa_compiler.checks.operators import without_kernel
 from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
-from fa_compiler.comparison.feeds import load_inputs, named_inputs, random_inputs
+from fa_compiler.comparison.feeds import load_inputs, named_inputs, random_inputs, with_misfit
 from fa_compiler.comparison.lengths import lengths_of, other_length, sizes_for
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
@@ -52,7 +52,7 @@ from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import read_proto
-from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS
+from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
@@ -124,7 +124,7 @@ class OutputComparison:
         return "same" if self.noise is None else f"same (ONNX Runtime differs from itself by {self.noise:.2g})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison(Shown):
     """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
     inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried. `blunt` is the difference
@@ -153,6 +153,10 @@ class Comparison(Shown):
         return f"{verdict} (tolerance {self.tolerance:g} of an output's largest finite value)"
 
     @property
+    def _short(self) -> str:
+        return self.outcome
+
+    @property
     def given(self) -> str:
         """The shapes of the inputs, and how often they were drawn, in one line."""
         sizes = ", ".join(f"{name} {list(shape)}" for name, shape in self.sizes.items())
@@ -178,6 +182,11 @@ class Comparison(Shown):
             f"smaller than {self.blunt:.2g} would not show; inputs of your own (--inputs) may do better"
         )
         return [self.outcome, *([words] if self.blunt else []), self.given]
+
+
+def _check_buffers(shared: bool, assume: Collection[str]) -> None:
+    if shared and SEPARATE_CACHES in assume:
+        raise InputError(f"shared caches and the assumption {SEPARATE_CACHES!r} cannot both hold")
 
 
 def compare_models(
@@ -208,6 +217,7 @@ def compare_models(
             does not agree differs from run to run.
         CannotRunError: ONNX Runtime runs the original but not `other`.
     """
+    _check_buffers(shared, assume)
     proto, other_proto = read_proto(original), read_proto(other)
     buffers = () if buffers_of(proto) else buffers_of(other_proto)
     tolerance = tolerance_for(proto) if rtol is None else rtol
@@ -447,12 +457,13 @@ def _rounds(
         try:
             first = runner.run(feeds, pairs)
         except Exception as error:
-            raise InputError(f"ONNX Runtime cannot run {path}: {one_line(error)}") from None
+            told = f"ONNX Runtime cannot run {path}: {one_line(error)}"
+            raise InputError(with_misfit(told, feeds, proto)) from None
         yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
     make = partial(random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None)
     (batch, length), feeds, first = _runnable(runner, path, make, pairs, tried)
-    usual = MaskKind("masks of ones and zeros")
+    usual = MaskKind("masks of ones and zeros" if any(map(is_mask, graph_inputs(proto))) else "random inputs")
     yield usual, feeds, first
     for kind, turned in _kinds(proto, usual, feeds, assume):
         try:

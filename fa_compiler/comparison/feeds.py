@@ -273,6 +273,38 @@ def typed(where: str, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -
     raise InputError(f"{where}: input '{name}' is {array.dtype}, but the model takes {dtype}")
 
 
+def with_misfit(message: str, feeds: Mapping[str, np.ndarray], model: onnx.ModelProto) -> str:
+    """The message of a model that has failed with given inputs. In front of it stands what the inputs contradict in the
+    model, if something is known: a shape, a size that is one in two inputs, or the rows of a table."""
+    found = next(_misfits(feeds, model), None)
+    return message if found is None else f"{found}; {message}"
+
+
+def _misfits(feeds: Mapping[str, np.ndarray], model: onnx.ModelProto) -> Iterator[str]:
+    bounds = index_bounds(model.graph)
+    named: dict[str, tuple[str, int]] = {}
+    for info in graph_inputs(model):
+        name, array = info.name, feeds[info.name]
+        dims = list(info.type.tensor_type.shape.dim)
+        if info.type.tensor_type.HasField("shape") and not _has_shape(array, dims):
+            declared = ", ".join(str(dim.dim_value or dim.dim_param or "?") for dim in dims)
+            yield f"'{name}' has the shape {list(array.shape)}, and the model takes [{declared}]"
+            return
+        for dim, size in zip(dims, array.shape, strict=False):
+            other, known = named.setdefault(dim.dim_param, (name, size))
+            if dim.dim_param and known != size:
+                yield f"the size '{dim.dim_param}' is {known} in '{other}' and {size} in '{name}'"
+        bound = bounds.get(name)
+        if bound is not None and array.size and not -bound <= array.min() <= array.max() < bound:
+            yield f"'{name}' holds numbers from {array.min()} to {array.max()}, and the model's table has {bound} rows"
+
+
+def _has_shape(array: np.ndarray, dims: Sequence[onnx.TensorShapeProto.Dimension]) -> bool:
+    return len(dims) == array.ndim and all(
+        dim.dim_value in (-1, 0, size) for dim, size in zip(dims, array.shape, strict=True)
+    )
+
+
 class _Sizes:
     """The sizes of dimensions. A symbol gets its size, in `known`, on its first use; expressions are computed."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
+from numbers import Real
 from pathlib import Path
 
 import numpy.typing as npt
@@ -14,7 +15,7 @@ from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.passes import Report
 from fa_compiler.pipeline.fusing import copy_of
-from fa_compiler.pipeline.options import make_options
+from fa_compiler.pipeline.options import python_options
 
 
 def verify(
@@ -29,7 +30,7 @@ def verify(
     """Run two models in ONNX Runtime on the same inputs and compare every output.
 
     Args:
-        original: the model that is the truth; it runs with graph optimisations off. A path, bytes, an
+        original: the model that counts as right; it runs with graph optimisations off. A path, bytes, an
             `onnx.ModelProto`, an `onnx_ir.Model` or an `ONNXProgram` of torch.onnx.export.
         other: the model to compare; the same types.
         inputs: the inputs by name, or the .npz file that holds them; None makes random inputs, several times.
@@ -45,7 +46,11 @@ def verify(
         InputError: a model, an option or the inputs cannot be used, or ONNX Runtime cannot run `original`.
         CannotRunError: ONNX Runtime runs `original` but not `other`.
     """
-    words = make_options(assume=assume).assume
+    words = python_options(assume=assume).assume
+    if rtol is not None and not isinstance(rtol, Real):
+        raise TypeError(f"`rtol` is a number or None, not {rtol!r}")
+    if not isinstance(inputs, str | os.PathLike | Mapping | None):
+        raise TypeError(f"`inputs` is a dictionary of arrays or the path of an .npz file, not {type(inputs).__name__}")
     with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
         place = Path(folder)
         first, second = as_file(original, place / "original.onnx"), as_file(other, place / "other.onnx")

@@ -30,7 +30,7 @@ from fa_compiler.passes.answer.options import DECODE
 from fa_compiler.passes.answer.report import Code, Progress
 from fa_compiler.pipeline.keywords import takes
 from fa_compiler.pipeline.optimize import optimize
-from fa_compiler.pipeline.options import make_options
+from fa_compiler.pipeline.options import python_options
 
 
 @takes(BenchKeywords, BenchOptions)
@@ -62,11 +62,11 @@ def bench(
             compare, or ONNX Runtime cannot load the model.
         KeyboardInterrupt: as a `BenchInterrupted`, whose `kept` has the lengths that were finished.
     """
-    words = make_options(assume=assume).assume
+    words = python_options(assume=assume).assume
     chosen = _checked(BenchOptions(_read_lengths(lengths), **read_options(options, BenchOptions)))
     decode, threads = chosen.decode or DECODE in words, chosen.threads or 0
     if in_place_caches and not decode:
-        raise InputError("caches in place are measured as a decoder uses them: --in-place-caches goes with --decode")
+        raise InputError("caches in place are measured as a decoder uses them: give --decode, in Python decode=True")
     wanted = list(dict.fromkeys(chosen.lengths or (CACHED if decode else LENGTHS)))
     with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
         place = Path(folder)
@@ -177,7 +177,8 @@ class _Made:
 
     @property
     def _limit(self) -> str:
-        return f"the model takes at most {self.benchmark.most:,} tokens"
+        limit = f"the model takes at most {self.benchmark.most:,} tokens"
+        return f"{limit}, and {self._runs.spare} steps follow the cached keys" if self._runs.spare else limit
 
     def _tell(self, text: str, count: int, of: int) -> None:
         if self._progress is not None:

@@ -151,7 +151,7 @@ class Measure:
         return told
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
     """The measures, and the conditions they were made under.
 
@@ -180,7 +180,12 @@ class Benchmark(Shown):
         for each in self.measures:
             if each.fault is not None:
                 lengths.setdefault(each.fault, []).append(str(each.length))
-        return tuple(f"{_joined(each)} tokens: {fault}" for fault, each in lengths.items())
+        return tuple(f"{_joined(each)} {self.unit}: {fault}" for fault, each in lengths.items())
+
+    @property
+    def unit(self) -> str:
+        """What the lengths count."""
+        return "cached keys" if self.decode else "tokens"
 
     def to_json(self) -> dict[str, Any]:
         """The benchmark in schema 1; times are in milliseconds, memory in bytes."""
@@ -202,13 +207,19 @@ class Benchmark(Shown):
     def conditions(self) -> str:
         """What was measured with, and what the figures are."""
         threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        how = "medians of runs in turns, in brackets where eight of ten runs lie"
+        median, runs = "times are medians", "runs"
         if self.decode:
-            how = "by the median step, in turns; in brackets where eight of ten steps lie"
+            median, runs = "the speed is that of the median step", "steps"
         return (
-            f"onnxruntime {self.runtime} with all its optimisations, batch {self.batch}, {threads}; {how}; "
-            "memory is the peak of a process that runs the model"
+            f"onnxruntime {self.runtime} with all its optimisations, batch {self.batch}, {threads}; both models run in "
+            f"turns; {median}; eight of ten {runs} lie between the numbers in brackets; memory is the peak of a "
+            "process that runs the model"
         )
+
+    @property
+    def _short(self) -> str:
+        ratios = (f"{each.ratio:.2f} x at {each.length} {self.unit}" for each in self.measured)
+        return printable(f"{self.report.model}: {', '.join(ratios) or 'no length was measured'}")
 
     @property
     def _rows(self) -> list[list[str]]:
@@ -257,9 +268,10 @@ class Benchmark(Shown):
         lengths = [str(each.length) for each in self.measured if not all(side.is_steady for side in each.sides)]
         if not lengths:
             return []
+        fewer = ", or with one thread" if self.threads > 1 else ""
         return [
-            f"the machine did other work while {', '.join(lengths)} was measured: the runs of one model differ by more "
-            f"than {UNSTEADY:g} times, so these figures say little; measure again, or with --threads 1"
+            f"the machine did other work while {_joined(lengths)} {self.unit} were measured: the runs of one model "
+            f"differ by more than {UNSTEADY:g} times, so these figures say little; measure again{fewer}"
         ]
 
 

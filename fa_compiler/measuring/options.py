@@ -53,8 +53,8 @@ class BenchOptions:
     lengths: Sequence[int] | None = field(
         default=None,
         metadata=told(
-            "sizes of the dynamic dimensions but the batch (default 128,512,2048); with --decode the numbers of cached "
-            "keys (default 512,2048,8192)",
+            "the sizes of the dynamic dimensions, apart from the batch (default 128,512,2048); with --decode the "
+            "numbers of cached keys (default 512,2048,8192)",
             details="Lengths that give inputs of the same shapes are measured once.",
             metavar="128,512,2048",
             parse=_lengths,
@@ -65,12 +65,13 @@ class BenchOptions:
         default=None, metadata=told("threads of ONNX Runtime (default: its own)", metavar="N", kind=int)
     )
     seconds: float = field(
-        default=4.0, metadata=told("how long both run at one length (default 4)", metavar="S", kind=positive)
+        default=4.0, metadata=told("how long both models run at each length (default 4)", metavar="S", kind=positive)
     )
     decode: bool = field(
         default=False,
         metadata=told(
-            "measure a decoder as it is used: a prompt, then steps of one token behind so many cached keys",
+            "measure a decoder as it is used: a prompt of as many tokens as the length says, and then steps of one "
+            "token",
             details='Also where `assume` has "decode", which leaves the prompt to the original.',
         ),
     )

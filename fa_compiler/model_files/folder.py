@@ -30,9 +30,9 @@ def new_folder(target: Path) -> Iterator[Path]:
     place = target.absolute().with_name(f".{target.absolute().name}.{secrets.token_hex(4)}.tmp")
     try:
         place.mkdir()
-    except FileNotFoundError:
-        raise InputError(f"{target} cannot be made: there is no folder {target.parent}; make it first") from None
     except OSError as error:
+        if not target.absolute().parent.exists():
+            raise InputError(f"{target} cannot be made: there is no folder {target.parent}; make it first") from None
         raise InputError(f"{target} cannot be made: {error.strerror}; choose another place") from None
     try:
         yield place

@@ -28,6 +28,14 @@ from fa_compiler.protos.tensors import Folder, all_tensors, check_external, is_e
 ModelLike = str | os.PathLike[str] | bytes | onnx.ModelProto | ir.Model
 """A path, the bytes of a file, or a model in memory. An `ONNXProgram`, which torch.onnx.export returns, stands for its
 `ir.Model`; torch is no dependency, so the type cannot be named here."""
+_PACKED = {
+    b"\xfd7zXZ": "compressed by xz",
+    b"\x1f\x8b": "compressed by gzip",
+    b"BZh": "compressed by bzip2",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a zip archive",
+}
+"""How compressed files and archives begin. The files of torch and numpy.savez are zip archives."""
 _SMALL = 1 << 10
 """Tensors of up to this many bytes are simply copied."""
 
@@ -92,6 +100,8 @@ def load(model: ModelLike) -> LoadedModel:
         TypeError: `model` has none of the accepted types.
     """
     if isinstance(model, (str, os.PathLike)):
+        if not os.fspath(model):
+            raise InputError("the path of the model is empty")
         path = Path(model)
         return _loaded(_read(path), str(path), path, Folder.of(path))
     if isinstance(model, bytes):
@@ -171,6 +181,9 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(content)
     except DecodeError:
+        for begin, kind in _PACKED.items():
+            if content.startswith(begin):
+                raise InputError(f"{name} is {kind}, and not an ONNX model; unpack it, or export the model") from None
         raise InputError(f"{name} is not an ONNX model, or is truncated; fetch or export it again") from None
     if not proto.HasField("graph") or not proto.ir_version:
         raise InputError(f"{name} is not an ONNX model: it holds no graph")

@@ -173,7 +173,7 @@ def write_model(
         InputError: `output` or a file beside it cannot be written, or with `keep` a file is not below its folder.
     """
     staged = stage.reserve(output)
-    report.notes.extend(_place_data(proto, loaded, output, stage, keep))
+    _place_data(proto, loaded, output, stage, keep)
     report.notes.extend(_data_files(proto, loaded, output))
     if not report.is_changed:
         same = "is the input with the changes above" if report.changed_otherwise else unfused
@@ -223,7 +223,7 @@ def _relocate(external: Iterable[onnx.TensorProto], places: Mapping[str, str]) -
         tensors.set_location(tensor, places[tensors.location(tensor)])
 
 
-def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool) -> list[str]:
+def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage: Staging, keep: bool) -> None:
     weights = loaded.weights
     external, joined, inline = _by_place(proto, weights)
     folder = output.absolute().parent
@@ -240,10 +240,10 @@ def _place_data(proto: onnx.ModelProto, loaded: LoadedModel, output: Path, stage
     elif joined:  # the files hold weights that nothing reads any more
         moved_out, used = [*external, *moved_out], []
     if not used and not moved_out:
-        return []
+        return
     if is_special(output):
         raise InputError(f"{output} is not a regular file, and the model's weights need a file beside it")
-    return _join(external if used else [], used, moved_out, weights, output, stage)
+    _join(external if used else [], used, moved_out, weights, output, stage)
 
 
 def _by_place(
@@ -283,9 +283,8 @@ def _join(
     weights: FileWeights | None,
     output: Path,
     stage: Staging,
-) -> list[str]:
-    """Copy whole data files, and then the inline tensors that must become external, into one new file beside `output`;
-    returns notes."""
+) -> None:
+    """Copy whole data files, and then the inline tensors that must become external, into a new file beside `output`."""
     shifts: dict[Path, int] = {}
     end = 0
     for path in files:
@@ -294,7 +293,6 @@ def _join(
     if not output.name.isprintable() or output.name != output.name.encode(errors="replace").decode():
         raise InputError(f"{output} needs a file for weights beside it, whose name must be UTF-8; choose another name")
     data, fresh = _data_file(output, list(shifts.items()) if not moved_out else [], end)
-    notes = [f"weights are in {data.name}"]
     if fresh:
         stage.create(data, data)
         try:
@@ -311,7 +309,6 @@ def _join(
             raise cannot_write(data, error) from None
     for tensor in external:
         tensors.set_location(tensor, data.name, shifts[Path(tensors.location(tensor))])
-    return notes
 
 
 def _data_file(output: Path, segments: list[tuple[Path, int]], size: int) -> tuple[Path, bool]:

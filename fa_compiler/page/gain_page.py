@@ -51,7 +51,7 @@ def gain_page(measured: Benchmark, made: Provenance | None = None, place: Path |
 
 
 def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> Iterator[str]:
-    ran, unit = measured.measured, "cached keys" if measured.decode else "tokens"
+    ran, unit = measured.measured, measured.unit
     yield f'<p class="verdict">{escape(_verdict(ran, unit))}</p>'
     fused = f"{measured.report.fused_attentions} of {measured.report.attentions} attentions are fused"
     yield f'<p class="note">{fused}{_link(measured, place)}.</p>'
@@ -66,8 +66,9 @@ def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> 
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
         f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, batch {measured.batch}, '
-        f"{threads}. Medians of runs in turns; eight of ten runs lie within the thin line, which may go on at the "
-        "right. Each length has a scale of its own. Memory is the peak of a process that runs the model.</p>"
+        f"{threads}. Both models run in turns. A bar shows the median. Eight of ten runs lie within the thin line; a "
+        "line that is too long is cut off at the right. Each length has a scale of its own. Memory is the peak of a "
+        "process that runs the model.</p>"
     )
     if made is not None:
         yield from made.section()

@@ -13,7 +13,7 @@ from fa_compiler.passes.answer.options import FusionKeywords, Target
 from fa_compiler.passes.answer.report import Block
 from fa_compiler.pipeline.fusing import run
 from fa_compiler.pipeline.keywords import takes
-from fa_compiler.pipeline.options import make_options
+from fa_compiler.pipeline.options import python_options
 
 
 @takes(FusionKeywords, Options)
@@ -41,7 +41,7 @@ def graph(model: ModelLike, target: Target = Options.target, **options: Unpack[F
         InternalError: the result failed our own checks.
     """
     loaded = load(model)
-    result, report = run(loaded, make_options(target, **options))
+    result, report = run(loaded, python_options(target, **options))
     regions = Regions.of(loaded.proto, result, most=len(loaded.proto.graph.node))
     blocks: dict[int, tuple[Block, ...]] = {}
     for block in report.blocks:

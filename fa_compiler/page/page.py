@@ -182,8 +182,8 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
     of = ", ".join((f"{scores.heads} {_plural(scores.heads, 'head')}", *fixed, "one sequence"))
     yield "<h3>Memory that is not needed any more</h3>"
     yield (
-        f"<p>The scores and the probabilities of one attention with {of} and float32 numbers. The fused operator holds "
-        "a tile of them at a time.</p>"
+        f"<p>This is the size of the scores and the probabilities of one attention with {of}, in float32. The model "
+        "holds all of them at once. The fused operator holds a small part of them at a time.</p>"
     )
     if not scores.is_open:
         saved, added = scores.count_bytes(0), added_by_mask(report, 0)
@@ -193,7 +193,7 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
     rows = [(length, scores.count_bytes(length), added_by_mask(report, length)) for length in LENGTHS]
     columns = ["tokens", "scores and probabilities"]
     if any(added for _, _, added in rows):
-        yield "<p>The operator takes a mask in full only, which needs memory that the model does not need.</p>"
+        yield "<p>The operator takes the mask in full only. This needs memory that the model does not need.</p>"
         columns += ["added by the mask", "in all"]
     yield f"<table><thead><tr>{''.join(f'<th scope=col>{column}</th>' for column in columns)}</tr></thead><tbody>"
     for length, saved, added in rows:

@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -139,8 +140,8 @@ def _checked(options: ParallelOptions) -> ParallelOptions:
 
 def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS) -> None:
     """Raise InputError for a number of ranks or a method that there is not."""
-    if not 1 <= ranks <= MOST_RANKS:
-        raise InputError(f"{ranks} ranks: give a number from 1 to {MOST_RANKS}")
+    if not isinstance(ranks, Integral) or not 1 <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks!r} ranks: give a number from 1 to {MOST_RANKS}")
     if method not in ("auto", *methods):
         raise InputError(f"unknown method {method!r}: use auto, {', '.join(methods)}")
 

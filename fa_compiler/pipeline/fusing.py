@@ -17,7 +17,7 @@ import onnx
 import onnx_ir as ir
 
 from fa_compiler.checks import checker
-from fa_compiler.checks.operators import registry_nodes, verify_nodes
+from fa_compiler.checks.operators import needs_library, registry_nodes, verify_nodes
 from fa_compiler.checks.runtime import remarks
 from fa_compiler.errors import InputError, InternalError, origin
 from fa_compiler.lowering.onnx_file import add_ascend_bodies, finish_proto, to_file_operators
@@ -44,6 +44,11 @@ same with functions."""
 _ANY_RUNTIME = (
     "no runtime was named: the file may use everything that its operators have, and some runtimes refuse parts of it "
     "or read them wrongly; name yours with --runtime (`fa-compiler inspect MODEL --runtime all` lists them)"
+)
+
+_OF_THE_LIBRARY = (
+    "the model holds operators that an earlier run made for the library of fa_compiler; --target {target} does not "
+    "change them: give the original model"
 )
 
 
@@ -75,6 +80,8 @@ def run(
             report.notes.extend(remarks(loaded.proto if proto is None else proto))
         if options.is_standard and options.runtime is None and report.count("fused"):
             report.notes.append(_ANY_RUNTIME)
+        if options.is_standard and needs_library(loaded.proto):
+            report.notes.append(_OF_THE_LIBRARY.format(target=options.target))
     report.seconds = time.perf_counter() - start
     _log(report)
     return proto, report

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import onnx
 
-from fa_compiler.checks.operators import without_kernel
+from fa_compiler.checks.operators import needs_library, without_kernel
 from fa_compiler.op_registry import DOMAIN, DOMAINS
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
@@ -58,10 +58,10 @@ def how_to_run(
         proto: the model in the file: its inputs, its caches in place, and whether its fused nodes have bodies.
     """
     place, options = os.fspath(path), options or Options()
-    if options.target == "ort":
+    if options.target == "ort" or (options.is_standard and proto is not None and needs_library(proto)):
         if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
             return _in_place(place, proto)
-        return _with_library(place, _without_the_library(proto))
+        return _with_library(place, proto, options)
     if options.target == "ascend":
         return _with_atc(place, options, proto)
     return _without_library(place, None if options.runtime is None else options.runtime.name)
@@ -89,15 +89,23 @@ def _without_the_library(proto: onnx.ModelProto | None) -> str:
     return "the file runs about as fast as the model did"
 
 
-def _with_library(path: str, without: str) -> HowToRun:
+def _for_other_sessions(proto: onnx.ModelProto | None, options: Options) -> str:
+    """What to do where a session cannot load the library."""
+    nodes = () if proto is None else all_nodes(proto.graph.node)
+    if any(node.domain in DOMAINS and "Grad" in node.op_type for node in nodes):
+        return "No other target has an operator for the gradient: sessions that cannot load it run the original model."
+    words = f"--target {options.target}" if options.is_standard else "--target contrib --runtime ort-cpu"
+    return f"For sessions that cannot load it, fuse the original model with {words}."
+
+
+def _with_library(path: str, proto: onnx.ModelProto | None, options: Options) -> HowToRun:
     return HowToRun(
-        "Its kernels are in the library of fa_compiler, which the session has to load.\n"
-        f"Without the library {without}. For sessions that cannot load it:\n"
-        "--target contrib --runtime ort-cpu.",
+        "The kernels of this file are in the library of fa_compiler, which the session has to load.\n"
+        f"Without the library {_without_the_library(proto)}.\n{_for_other_sessions(proto, options)}",
         (
             Way("Python", _registered(path)),
             Way(
-                "Python, where other code makes the sessions, of this file or of the original",
+                "Python, if other code makes the sessions: it may load this file or the original",
                 ("FA_COMPILER_PROVIDER=1 python script.py    # ONNX Runtime 1.23 or newer",),
             ),
             Way(
@@ -119,8 +127,8 @@ def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
     elif any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     return HowToRun(
-        "Its caches are buffers, which a session has to bind as past and as present: a DecodingSession does.\n"
-        "Other programs bind them as `fa-compiler docs decoding` describes, with the library of fa_compiler.",
+        "The caches of this file are buffers. A DecodingSession binds each of them as past and as present. Other\n"
+        "programs have to bind them so, too (`fa-compiler docs decoding`), and to load the library of fa_compiler.",
         (
             Way(
                 "Python",
@@ -151,12 +159,11 @@ def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> How
         words += ["--cann", options.cann]
     if options.assume:
         words += ["--assume", ",".join(sorted(options.assume))]
-    command, needs = shlex.join(words), "Its operators are those of Ascend. The next command writes the folder that ATC"
+    command = shlex.join(words)
+    needs = "The operators of this file are those of Ascend. The first command writes the folder that ATC compiles."
     if sizes := "" if proto is None else _open_sizes(proto):
         command += f' --input-shape "{sizes}"'
-        needs += " compiles; replace each name of a size in it by a number, a range such as 1~512, or -1."
-    else:
-        needs += " compiles."
+        needs += "\nReplace each name of a size in it by a number, a range such as 1~512, or -1 for any size."
     return HowToRun(needs, (Way("for the device", (command,)), _on_this_machine(path, proto)))
 
 
@@ -193,7 +200,7 @@ def _open_sizes(proto: onnx.ModelProto) -> str:
 
 
 def _without_library(path: str, runtime: str | None) -> HowToRun:
-    needs = "Its operators are those of ONNX or ONNX Runtime. It needs no library."
+    needs = "The operators of this file are those of ONNX or ONNX Runtime. It needs no library."
     if runtime == "openvino":
         lines = ("import openvino", f'model = openvino.Core().compile_model({_quoted(path)}, "CPU")')
         return HowToRun(needs, (Way("Python", lines),))

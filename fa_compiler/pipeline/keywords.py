@@ -9,14 +9,28 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar, get_type_hints
+from numbers import Integral, Real
+from types import NoneType, UnionType
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from fa_compiler.errors import InputError
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes.answer.option import Option, options_of
+
+_WORDS = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    NoneType: "None",
+    Iterable: "a list",
+    Sequence: "a list",
+    Mapping: "a dictionary",
+}
+"""What users call the types of keywords."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +57,7 @@ def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable
                 if name not in signature.parameters:
                     told = f"{name!r}{suggestion(name, signature.parameters)}"
                     raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {told}")
+            check_types(keywords, kwargs)
             return function(*args, **kwargs)
 
         checked.__signature__ = signature  # type: ignore[attr-defined]
@@ -62,14 +77,42 @@ def tells_of(keywords: type, *records: type) -> Callable[[C], C]:
     return decorated
 
 
+def check_types(keywords: type, given: Mapping[str, object]) -> None:
+    """Raise TypeError for a value that has another type than a TypedDict of keywords gives to its keyword."""
+    types = get_type_hints(keywords)
+    for name, value in given.items():
+        wanted = _types(types.get(name, object))
+        if not any(_is_of(value, each) for each in wanted):
+            words = " or ".join(_WORDS.get(each, each.__name__) for each in wanted)
+            raise TypeError(f"`{name}` is {words}, not {value!r}")
+
+
+def _types(hint: Any) -> list[type]:
+    """The types of the values that a hint allows, such as str and NoneType for `str | None`."""
+    if get_origin(hint) in (Union, UnionType):
+        return [each for part in get_args(hint) for each in _types(part)]
+    return [str if get_origin(hint) is Literal else get_origin(hint) or hint]
+
+
+def _is_of(value: object, wanted: type) -> bool:
+    """Is a value of a type? NumPy has numbers, too; True is no number,."""
+    number = {int: Integral, float: Real}.get(wanted)
+    if number is not None:
+        return isinstance(value, number) and not isinstance(value, bool)
+    return isinstance(value, wanted)
+
+
 @contextmanager
 def names_of_python(*records: type) -> Iterator[None]:
-    """Let errors speak of the keywords of a function, where their text has the flags of the command line."""
+    """Let errors speak of the keywords of a function, where their text has the flags of the command line: `opset` in
+    the place of --opset, and target="onnx" in the place of --target onnx."""
     try:
         yield
     except InputError as error:
         names = {option.flag: f"`{option.name}`" for option in options_of(*records).values()}
-        told = re.sub(r"--[a-z]+(-[a-z]+)*", lambda flag: names.get(flag[0], flag[0]), str(error))
+        told = re.sub(r"--(target|runtime) ([a-z-]+)(?= --)", r"--\1 \2,", str(error))
+        told = re.sub(r"--(target|runtime) ([a-z-]+)", r'\1="\2"', told)
+        told = re.sub(r"--[a-z]+(-[a-z]+)*", lambda flag: names.get(flag[0], flag[0]), told)
         raise InputError(told) from None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Unpack
@@ -22,10 +22,10 @@ from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.pipeline.fusing import copy_of, file_form, run
 from fa_compiler.pipeline.how_to_run import HowToRun, how_to_run_result
 from fa_compiler.pipeline.keywords import takes
-from fa_compiler.pipeline.options import FileKeywords, FileOptions, make_options
+from fa_compiler.pipeline.options import FileKeywords, FileOptions, python_options
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result(Shown):
     """The result of `optimize`: the report and the fused model, and where a file was written, its place and how it is
     run. `print` and notebooks show the report and how the file is run.
@@ -37,7 +37,7 @@ class Result(Shown):
     """
 
     report: Report
-    _make: Callable[[], onnx.ModelProto | ir.Model] = field(repr=False)
+    _make: Callable[[], onnx.ModelProto | ir.Model]
     output: Path | None = None
     how_to_run: HowToRun | None = None
 
@@ -45,6 +45,11 @@ class Result(Shown):
     def model(self) -> onnx.ModelProto | ir.Model:
         """The fused model."""
         return self._make()
+
+    @property
+    def _short(self) -> str:
+        written = "" if self.output is None else f", wrote {printable(str(self.output))}"
+        return f"{self.report._short}{written}"
 
     @property
     def _rows(self) -> Sequence[Sequence[str]]:
@@ -58,7 +63,9 @@ class Result(Shown):
 
     @property
     def _code(self) -> list[str]:
-        return [] if self.how_to_run is None else [printable(line) for line in str(self.how_to_run).splitlines()]
+        if self.how_to_run is None:
+            return []
+        return ["How to run it:", *map(printable, str(self.how_to_run).splitlines())]
 
     def __reduce__(self) -> tuple[Callable[..., Result], tuple[object, ...]]:
         """Pickled with its model, so that a process pool can return it."""
@@ -92,7 +99,7 @@ def optimize(
         InputError: the model, an option or the output is at fault; nothing was written.
         InternalError: the result failed our own checks; nothing was written.
     """
-    chosen = make_options(target, **options)
+    chosen = python_options(target, **options)
     loaded = load(model)
     place = None if output is None else Path(output)
     if place is not None:
@@ -123,5 +130,5 @@ def inspect(model: ModelLike, target: Target = Options.target, **options: Unpack
         InputError: the model or an option is at fault.
         InternalError: the result failed our own checks.
     """
-    _, report = run(load(model), make_options(target, **options))
+    _, report = run(load(model), python_options(target, **options))
     return report

@@ -12,6 +12,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.option import read_options, told
 from fa_compiler.passes.answer.options import FusionKeywords, Target
+from fa_compiler.pipeline.keywords import check_types, names_of_python
 
 Weights = Literal["copy", "keep"]
 """What happens to external weights if the result is written to another folder."""
@@ -53,6 +54,8 @@ class FileOptions(Options):
         super().__post_init__()
         if self.weights not in (known := get_args(Weights)):
             raise ValueError(f"unknown value {self.weights!r} for the weights: use {' or '.join(map(repr, known))}")
+        if not self.bodies and self.target != "ort":
+            raise ValueError("--no-bodies needs --target ort, the default")
 
 
 class PassKeywords(FusionKeywords, total=False):
@@ -80,3 +83,17 @@ def make_options(target: str = Options.target, **given: Unpack[FileKeywords]) ->
         return FileOptions(target, **read_options(given, FileOptions))  # type: ignore[arg-type]  # FileOptions checks it
     except ValueError as error:
         raise InputError(str(error)) from None
+
+
+def python_options(target: str = Options.target, **given: Unpack[FileKeywords]) -> FileOptions:
+    """`make_options` for the values that a caller of a Python function gives: errors name the keywords.
+
+    Raises:
+        InputError: an option has an unknown value, or cannot be used with the target.
+        TypeError: a value is of another type than the option.
+    """
+    check_types(FileKeywords, given)
+    if not isinstance(target, str):
+        raise TypeError(f"`target` is a text, not {target!r}")
+    with names_of_python(FileOptions):
+        return make_options(target, **given)

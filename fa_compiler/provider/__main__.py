@@ -18,7 +18,12 @@ from fa_compiler import provider
 from fa_compiler.errors import FaCompilerError
 from fa_compiler.provider.sessions import watch_all
 
-USAGE = "usage: python -m fa_compiler.provider [-m MODULE | SCRIPT] [ARGUMENT ...]"
+USAGE = """\
+usage: python -m fa_compiler.provider [-m MODULE | SCRIPT] [ARGUMENT ...]
+
+Runs a script or a module of Python. Every session of ONNX Runtime that it makes fuses its attention. One line for each
+session, and one at the end, tell on stderr what was fused. More: fa-compiler docs provider
+"""
 
 _USAGE_ERROR = 2
 
@@ -28,6 +33,8 @@ def _fault(arguments: Sequence[str]) -> str | None:
     if arguments[0] == "-m":
         return _fault_of_module(arguments[1])
     path = Path(arguments[0])
+    if arguments[0].startswith("-") and not path.exists():
+        return f"unknown option {arguments[0]!r}; options of the script stand behind its name (--help tells more)"
     if path.is_dir():
         return None if (path / "__main__.py").is_file() else f"{path}: this folder has no __main__.py to run"
     return None if path.is_file() else f"{path}: no such file"
@@ -63,10 +70,10 @@ def _run(arguments: Sequence[str]) -> None:
 def main(arguments: Sequence[str]) -> int:
     """The command line. The exit code of the script becomes that of the program."""
     if list(arguments) in (["-h"], ["--help"]):
-        print(USAGE)
+        print(USAGE, end="")
         return 0
     if list(arguments) in ([], ["-m"]):
-        print(USAGE, file=sys.stderr)
+        print(USAGE, end="", file=sys.stderr)
         return _USAGE_ERROR
     if (fault := _fault(arguments)) is not None:
         print(f"error: {fault}", file=sys.stderr)

@@ -31,6 +31,8 @@ among those that newer releases of ONNX Runtime call available."""
 STARTUP = "_fa_compiler_startup"
 """The name of `everywhere/startup.py` where Python imported it at its start. It then calls `Sessions.make` itself."""
 
+_UNASKED = "a plan answered, or the provider leaves the graph alone"
+
 _LOGGER = logging.getLogger("fa_compiler")
 
 
@@ -47,10 +49,13 @@ class Made:
     report: Report | None = None
     failure: str | None = None
 
+    @property
+    def is_unasked(self) -> bool:
+        """Is it not known what became of the attention?"""
+        return self.without is None and self.failure is None and self.report is None
+
     def __str__(self) -> str:
         """The line for the user."""
-        if self.without is None and self.failure is None and self.report is None:
-            return f"{self.name}: the matcher was not asked (a plan answered, or the provider leaves the graph alone)"
         if self.report is not None and not self.report.blocks:
             return f"{self.name}: no attention found"
         fused = [] if self.report is None else [_fused([self.report])]
@@ -215,8 +220,11 @@ class Sessions:
     @property
     def summary(self) -> str:
         """The line for the user about all sessions."""
+        if not self.made:
+            return "no session of ONNX Runtime was made"
         reports = [made.report for made in self.made if made.report is not None]
-        return "; ".join([f"{_count(self.with_provider, 'session')}, {_fused(reports)}", *_others(self.made)])
+        fused = [_fused(reports)] if reports else []
+        return "; ".join([", ".join([_count(self.with_provider, "session"), *fused]), *_others(self.made)])
 
 
 def _name(path_or_bytes: Any) -> str:
@@ -242,6 +250,7 @@ def _others(sessions: Iterable[Made]) -> list[str]:
         "declined": [block.code.value for block in blocks if block.status == "declined" and block.code is not None],
         "not fused": [made.failure for made in sessions if made.failure is not None],
         "without the provider": [made.without for made in sessions if made.without is not None],
+        "the matcher was not asked": [_UNASKED for made in sessions if made.is_unasked],
     }
     return [f"{what}: {', '.join(_listed(Counter(why)))}" for what, why in reasons.items() if why]
 

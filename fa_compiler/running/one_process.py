@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.buffers import buffers_of
-from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
+from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays, with_misfit
 from fa_compiler.comparison.lengths import sizes_for
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_same, open_for_writing
@@ -55,7 +55,10 @@ def run_model(
         feeds, arrays = _run_random(loaded, session)
     else:
         feeds = load_inputs(inputs, loaded.proto)
-        arrays = session.run(feeds)
+        try:
+            arrays = session.run(feeds)
+        except InputError as error:
+            raise InputError(with_misfit(str(error), feeds, loaded.proto)) from None
     if outputs is not None:
         save_outputs(outputs, arrays)
     return feeds, arrays

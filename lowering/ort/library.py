@@ -55,6 +55,9 @@ def register_custom_ops(session_options: ort.SessionOptions) -> None:
 
     A second call with the same object does nothing, because ONNX Runtime accepts a library only once.
     """
+    if not hasattr(session_options, "register_custom_ops_library"):
+        kind = type(session_options).__name__
+        raise TypeError(f"register_custom_ops takes the SessionOptions that a session is made with, not {kind}")
     if session_options in _registered:
         return
     session_options.register_custom_ops_library(library_path())

@@ -136,8 +136,9 @@ class Options:
         default=None,
         kw_only=True,
         metadata=told(
-            "the runtime that the targets onnx and contrib are narrowed to, such as ort-cpu "
-            "(fa-compiler docs runtimes); `inspect --runtime all` tells which runtimes could take each attention",
+            "for the targets onnx and contrib: the runtime that will run the result, such as ort-cpu; only what it has "
+            "kernels for is fused (fa-compiler docs runtimes). `inspect --runtime all` tells which runtimes could take "
+            "each attention",
             details='A release is named as in "ort-cpu=1.27". None for what the operators\' schemas say.',
             metavar="NAME[=VERSION]",
             completed=tuple(RUNTIMES),
@@ -148,7 +149,7 @@ class Options:
         default=0,
         kw_only=True,
         metadata=told(
-            "the least opset of the result for the target onnx, to which an older model is raised (default 23)",
+            "for the target onnx: the least opset of the result (default 23); an older model is raised to it",
             details="0 for 23, the first with Attention. From 25 on windows become attributes, but no runtime is known "
             "to have a kernel.",
             metavar="N",
@@ -157,8 +158,8 @@ class Options:
     soc_version: str | None = field(
         default=None,
         metadata=told(
-            "Ascend product to verify for, such as Ascend910B2 or A3 (default A2)",
-            details='It goes with the target "ascend".',
+            "for the target ascend: the product whose rules every fused node has to keep, such as Ascend910B2 or A3 "
+            "(default A2)",
             metavar="S",
             read=_known_soc,
         ),
@@ -166,8 +167,7 @@ class Options:
     cann: str | None = field(
         default=None,
         metadata=told(
-            "CANN version to write for, such as 8.5.0",
-            details='It goes with the target "ascend". None for the newest.',
+            "for the target ascend: the CANN version whose prototypes are written, such as 8.5.0 (default: the newest)",
             metavar="V",
             read=_known_cann,
         ),
@@ -203,9 +203,9 @@ class Options:
         default=OWN_WEIGHTS,
         kw_only=True,
         metadata=told(
-            "which weights of products that share an operand are joined, so that one product computes them: those in "
-            "the model's own file (own, default), those in files beside it, too (all), or none",
-            details='Weights in other files are written anew. It goes with the target "ascend".',
+            "for the target ascend: products that share an operand become one, with joined weights. Joined are weights "
+            "in the model's own file (own, default), those in files beside it, too (all), or none",
+            details="Weights in other files are written anew.",
             choices=JOINED,
         ),
     )
@@ -214,7 +214,7 @@ class Options:
         default=False,
         kw_only=True,
         metadata=told(
-            "replace caches that grow by a Concat by preallocated buffers: changes the model's inputs and outputs",
+            "replace caches that grow by a Concat by preallocated buffers; this changes the model's inputs and outputs",
             details="They then have a capacity, and a new input `cache_length`, int64 [1], is the number of tokens "
             'that they hold. The report\'s `caches` name them. It goes with the target "ort".',
         ),
@@ -261,11 +261,11 @@ class Options:
     @property
     def _misplaced(self) -> str | None:
         """What an option needs that goes with another target; None where there is no such option."""
+        around = "--only needs --target ascend, --target onnx or --target contrib: for ort only attention is fused"
         reasons = {
             "caches in place need --target ort, the default": self.in_place_caches and self.target != "ort",
             "a runtime needs --target onnx or --target contrib": self.runtime is not None and not self.is_standard,
-            "--only needs --target ascend, onnx or contrib: for ort only attention is fused": self.only is not None
-            and self.target == "ort",
+            around: self.only is not None and self.target == "ort",
             "--join-weights needs --target ascend": self.join_weights != OWN_WEIGHTS and self.target != "ascend",
             "an opset needs --target onnx": bool(self.opset) and self.target != "onnx",
         }

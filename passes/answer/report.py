@@ -478,7 +478,7 @@ class CacheLine:
         return line
 
 
-@dataclass
+@dataclass(repr=False)
 class Report(Shown):
     """All blocks of one model, in graph order, its caches, and notes that belong to no block.
 
@@ -613,6 +613,10 @@ class Report(Shown):
             if of_kind:
                 outcome += f"; {words}: {of_kind.count('fused')} fused (of {len(of_kind)})"
         return outcome
+
+    @property
+    def _short(self) -> str:
+        return printable(self.outcome)
 
     @property
     def _rows(self) -> list[list[str]]:

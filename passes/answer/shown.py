@@ -10,6 +10,15 @@ class Shown:
     """A record with a table, lines below it, and lines of code at the end. Their text is printable."""
 
     @property
+    def _short(self) -> str:
+        """What `repr` says of it, in some words."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        """The kind of the record and what it says in short, as an interactive Python shows it."""
+        return f"<{type(self).__name__} {self._short}; print() shows all of it>"
+
+    @property
     def _rows(self) -> Sequence[Sequence[str]]:
         """The table, its header first. A table without other rows is not shown."""
         raise NotImplementedError

@@ -88,7 +88,7 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
     """The record of either operator, whose past has room for more keys behind its first `length` if that is given."""
     call.check_matrix("qk", after_softmax=False)
     if call.input(places.indirection) is not None:
-        raise call.decline(Code.READY_MADE, "keys lie in the caches of other beams, and in which is data")
+        raise call.decline(Code.READY_MADE, "keys lie in the caches of other beams, and the data decide in which")
     operands = _operands(call)
     if places is DECODER and length is not None:
         operands = operands[0], _one_row(call, operands[1]), _one_row(call, operands[2])
@@ -101,7 +101,7 @@ def _converted(call: OpConverter, places: InputIndices, length: ir.Value | None)
             "ONNX Runtime's CPU kernel reads beyond the new keys where a past has no present_key and present_value"
         )
     if length is not None and not past:
-        raise call.decline(Code.READY_MADE, "a past has a length, and there is none")
+        raise call.decline(Code.READY_MADE, "the length of a past is given, and no past")
     if length is not None and _cached(call, key):
         reason = (
             f"{key.name!r} has four dimensions, and ONNX Runtime's CPU kernel does not write such keys into a cache"

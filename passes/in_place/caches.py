@@ -253,8 +253,10 @@ def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[ir.Nod
 
 def _check_given(past: ir.Value, aliases: Sequence[ir.Value]) -> None:
     """Decline a past that is a constant by default, or that leaves the graph unchanged."""
-    if past.is_initializer() or holds_output(aliases):
-        raise Decline(Code.SHAPE, "it has a default value, or is an output as it is")
+    if past.is_initializer():
+        raise Decline(Code.SHAPE, "the model has a default value for it")
+    if holds_output(aliases):
+        raise Decline(Code.SHAPE, "the model also gives it back as it came, without new rows")
 
 
 def _if_of(node: ir.Node, main: ir.Graph) -> tuple[ir.Node, ir.Graph, ir.Graph] | None:

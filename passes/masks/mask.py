@@ -322,7 +322,8 @@ class MaskPlanner:
         return self._without_empty_rows(
             plan,
             risky.node,
-            "what is added to the scores may exclude every key of a row, which would be 0 then and not what it was",
+            "what is added to the scores may exclude every key of a row: the operator gives 0 then, and the model "
+            "another number",
         )
 
     def _may_exclude(self, step: BiasOp, guarded: bool) -> bool:

@@ -29,7 +29,8 @@ def _axes_of(words: Iterable[str]) -> dict[str, int]:
 
 
 AXES = told(
-    "the dimension of an input that is the sequence, from 0; may be repeated (default: as in the attention)",
+    "the dimension of an input that is the sequence, counted from 0; may be repeated (default: the one that the "
+    "attention runs over)",
     in_python='the dimension of inputs that is the sequence, such as {"input_ids": 1}; None finds it from the '
     "attentions",
     metavar="INPUT:DIM",
@@ -67,8 +68,8 @@ class ParallelOptions:
     prompt: bool = field(
         default=False,
         metadata=told(
-            "the caches of the model are empty, and no inputs: divide it along its tokens; the model that is made "
-            "without --prompt goes on with the keys",
+            "write a model for a prompt: its caches are empty, they are no inputs, and it is divided along its tokens; "
+            "the model that is made without --prompt then takes its keys as caches",
             in_python="the model has caches, which are empty: divide it along its tokens, and leave their keys in "
             "parts, with which the model that is made without `prompt` goes on",
         ),

@@ -151,7 +151,7 @@ def _cache_sharder(
 def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
     """Let caches have no tokens, along the given dimensions. Raises Refusal where there are none."""
     if not caches:
-        raise Refusal("no cache was found that a prompt could begin; leave out --prompt", None)
+        raise Refusal("no cache was found that a prompt could fill; leave out --prompt", None)
     for value in graph.inputs:
         axis = caches.get(value.name or "")
         if axis is None or value.shape is None:
@@ -289,7 +289,8 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
                     what = "this kind of attention"
                 raise Refusal(f"{what} is not divided", node)
         raise Refusal(
-            "no attention was fused, from which the sequence could be found; name it by --sequence-axis", None
+            "no attention was fused, so it is not known which dimension is the sequence; name it by --sequence-axis",
+            None,
         )
     return lengths.most_common(1)[0][0]
 

@@ -122,7 +122,7 @@ def build(
             hint = vouching(words)
         reason = "the operator of 310P takes no bias"
         if words:
-            reason += "; a mask becomes one where rows may be masked everywhere, because their result depends on it"
+            reason += "; the mask has to be one, because its numbers decide what a row gives that is masked everywhere"
         raise Decline(Code.ILLEGAL, reason, node, hint)
     inputs = dict(call.inputs)
     dtype = builder.info.dtype(inputs["query"])

@@ -182,7 +182,11 @@ def match_quantize(result: ir.Value, options: Options, info: ShapeInfo) -> Quant
         raise Decline(Code.ILLEGAL, "its result is rounded to 16 bits before it is quantised", node)
     scale = float(number.reshape(-1)[0])
     if zero.any():
-        raise Decline(Code.ILLEGAL, "the operator adds the zero point before it rounds, QuantizeLinear behind", node)
+        raise Decline(
+            Code.ILLEGAL,
+            "the operator adds the zero point before it rounds, and QuantizeLinear adds it afterwards",
+            node,
+        )
     if not _has_exact_inverse(scale):
         raise Decline(Code.ILLEGAL, f"the operator multiplies, and 1 / {scale:g} is not exact", node)
     return QuantizedOutput(node, 1.0 / scale)

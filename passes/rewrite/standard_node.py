@@ -303,8 +303,8 @@ class StandardBuilder:
         if operator == ATTENTION:
             if in_model:
                 limit = LOST_IN
-            reason = "what is added to the scores may exclude every key of a row, which would be 0 then"
-            return limit, f"{reason} and not what it was"
+            reason = "what is added to the scores may exclude every key of a row"
+            return limit, f"{reason}: the operator gives 0 then, and the model another number"
         if operator == MULTI_HEAD and is_band(self.match, self.facts.options):
             limit = LOW
             if self.match.dtype != ir.DataType.FLOAT:

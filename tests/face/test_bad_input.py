@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -378,6 +379,36 @@ USAGE = {
         ["atc", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2", "--dynamic_batch_size", "1,2"],
         "unknown argument '--dynamic_batch_size': give --dynamic-dims instead",
     ),
+    "a folder that cannot be made": (
+        ["atc", "MODEL", "-o", "/proc/nothing", "--soc-version", "Ascend910B2", "--input-shape", "x:2,4"],
+        "/proc/nothing cannot be made: No such file or directory; choose another place",
+    ),
+    "a text in the place of a whole number": (
+        ["run", "MODEL", "--threads", "a"],
+        "--threads: 'a' is not a whole number",
+    ),
+    "a text in the place of a number": (
+        ["shard", "MODEL", "-o", "OUT", "--sequence-parallel", "2", "--latency", "x"],
+        "--latency: 'x' is not a number",
+    ),
+    "no value": (["inspect", "MODEL", "--html"], "argument --html needs a value behind it"),
+    "a picture of another kind": (
+        ["inspect", "MODEL", "--graph", "x.png"],
+        "--graph writes SVG: x.png has to end with .svg, not .png",
+    ),
+    "an option that another command has": (
+        ["inspect", "MODEL", "--verify"],
+        "unknown argument '--verify': it is an option of optimize; see 'fa-compiler inspect --help'",
+    ),
+    "an option in the place of a command": (["version"], "unknown command 'version': did you mean '--version'?"),
+    "bodies of another target": (
+        ["optimize", "MODEL", "-o", "OUT", "--target", "onnx", "--no-bodies"],
+        "--no-bodies needs --target ort, the default",
+    ),
+    "caches in one buffer and in two": (
+        ["verify", "MODEL", "MODEL", "--shared-caches", "--assume", "separate-caches"],
+        "shared caches and the assumption 'separate-caches' cannot both hold",
+    ),
     "opset without onnx": (["inspect", "MODEL", "--opset", "23"], "an opset needs --target onnx"),
     "one unknown of two": (["inspect", "MODEL", "--assume", "no-empty-rows,luck"], "'luck'"),
     "SoC without ascend": (["optimize", "MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"], "ascend"),
@@ -407,6 +438,13 @@ def test_bad_usage(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert main([places.get(argument, argument) for argument in arguments]) == 2
     _one_error(capfd, expected)
     assert _listing(tmp_path).keys() == {"model.onnx"}
+
+
+def test_a_compressed_model_is_called_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx.gz"
+    path.write_bytes(gzip.compress(attention().SerializeToString()))
+    assert main(["inspect", str(path)]) == 2
+    _one_error(capfd, "is compressed by gzip, and not an ONNX model; unpack it")
 
 
 @NAMES_OF_BYTES

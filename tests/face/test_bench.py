@@ -65,9 +65,13 @@ def test_a_busy_machine_is_told() -> None:
     second = replace(second, fused=Timing(1.5, 1.0, 2.1, 0))
     (told,) = replace(measured, measures=(first, second)).warnings
     assert told.startswith(
-        "the machine did other work while 8 was measured: the runs of one model differ by more than 2"
+        "the machine did other work while 8 tokens were measured: the runs of one model differ by more than 2"
     )
     assert told in str(replace(measured, measures=(first, second)))
+    assert told.endswith("measure again")
+    assert (
+        replace(measured, measures=(first, second), threads=2).warnings[0].endswith("measure again, or with one thread")
+    )
 
 
 @pytest.mark.usefixtures("memory_is_known")
@@ -267,7 +271,7 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--lengths", "0"], "lengths, batch and threads are numbers from 1 upwards"),
         (["--batch", "-1"], "lengths, batch and threads are numbers from 1 upwards"),
         (["--seconds", "0"], "0 is not a number above 0"),
-        (["--in-place-caches"], "--in-place-caches goes with --decode"),
+        (["--in-place-caches"], "give --decode, in Python decode=True"),
         (["--decode"], "has no caches"),
     ):
         assert main(["bench", path, *words]) == 2

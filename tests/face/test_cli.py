@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import termios
+import threading
 import tomllib
 from pathlib import Path
 
@@ -567,6 +568,17 @@ def test_report_to_standard_output(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, check=True)
     assert json.loads(done.stdout)["model"] == str(path)
     assert f"wrote {out}, /dev/stdout" in done.stderr.decode()
+
+
+def test_a_stream_is_not_named_as_a_model_to_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, pipe = saved(attention(), tmp_path / "model.onnx"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=pipe.read_bytes)
+    reader.start()
+    assert main(["optimize", str(path), "-o", str(pipe)]) == 0
+    reader.join()
+    shown = capsys.readouterr().out
+    assert f"wrote {pipe}" in shown and 'onnxruntime.InferenceSession("fused.onnx", options)' in shown
 
 
 def test_dash_is_a_file_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

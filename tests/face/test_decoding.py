@@ -350,11 +350,11 @@ def test_rewind_and_take_caches(form: str) -> None:
     for each in (session, other):
         assert each.length == 3
         np.testing.assert_allclose(each.step({"input_ids": [[4]]})["logits"], first, rtol=0, atol=1e-6)
-    with pytest.raises(InputError, match="hold 4 tokens, so that 5 of them cannot be kept"):
+    with pytest.raises(InputError, match="hold 4 tokens; 5 of them cannot be kept"):
         session.rewind(5)
     with pytest.raises(InputError, match="the caches lack 'past_value_0'"):
         session.take_caches({"past_key_0": session.caches["past_key_0"]})
-    with pytest.raises(InputError, match="the caches are those of 1 sequences, and the step has 2; reset"):
+    with pytest.raises(InputError, match="the caches have a batch of 1, and the step has one of 2; reset"):
         other.step({"input_ids": [[1], [2]]})
     twice = {key: np.repeat(array, 2, axis=0) for key, array in session.caches.items()}
     with pytest.raises(
@@ -376,7 +376,10 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"input_ids": [[1.5]]}, "input 'input_ids' is float64, but the model takes int64"),
         (None, r"a step takes a dictionary of arrays by the names of inputs \(input_ids\); this is None"),
         ([[1]], "by the names of inputs .*; this is of type list"),
-        ({"input_ids": [[1, 2], [3]]}, "'input_ids' is of type list, .*; its rows have to be equally long"),
+        (
+            {"input_ids": [[1, 2], [3]]},
+            "'input_ids' is of type list, .*; it has to hold numbers, in rows of one length",
+        ),
         ({"input_ids": [["a"]]}, "'input_ids' is of type list, of which no array of numbers can be made"),
         ({"input_ids": None}, "'input_ids' is None, of which no array of numbers can be made"),
         ({"input_ids": 1}, r"the input 'input_ids' has the shape \[\], and .* takes \[batch, seq\]"),
@@ -391,7 +394,7 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"attention_mask": [1] * 3}, r"'attention_mask' has the shape \[3\], and .* takes \[batch, total\]"),
         ({"position_ids": [[2, 3]]}, r"'position_ids' has the shape \[1, 2\]; with .* it has \[1, 1\]"),
         ({"input_ids": np.zeros((1, 0), np.int64)}, "the step has no tokens"),
-        ({"input_ids": [[1], [2]]}, "the caches are those of 1 sequences, and the step has 2; reset"),
+        ({"input_ids": [[1], [2]]}, "the caches have a batch of 1, and the step has one of 2; reset"),
         ({"input_ids": [[10**6]]}, "'input_ids' holds 1000000, and .* knows the numbers up to 98"),
         ({"input_ids": [[-100]]}, "'input_ids' holds -100, and .* knows the numbers from -99 upwards"),
     ],
@@ -573,7 +576,9 @@ def test_default_numbers_of_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(benchmark, "CACHED", (8, 40, 512))
     measured = fa_compiler.bench(harness.load(GPT2), decode=True, seconds=0.01)
     assert [each.length for each in measured.measured] == [8, 32]
-    assert measured.faults == ("40 and 512 tokens: the model takes at most 64 tokens",)
+    assert measured.faults == (
+        "40 and 512 cached keys: the model takes at most 64 tokens, and 32 steps follow the cached keys",
+    )
 
 
 @pytest.mark.usefixtures("memory_is_known")

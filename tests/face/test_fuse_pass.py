@@ -94,3 +94,15 @@ def test_what_is_fused_already_stays_so() -> None:
     assert fuse.report is not None and [block.code for block in fuse.report.blocks] == [Code.ALREADY_FUSED, None]
     assert [(node.domain, node.op_type) for node in twice.graph.node] == [("fa_compiler", "FlashAttention")] * 2
     assert [function.name for function in twice.functions] == ["FlashAttention"]
+
+
+def test_a_pass_shows_its_target_and_what_became_of_the_last_model() -> None:
+    fuse = fa_compiler.FuseAttention("contrib")
+    assert repr(fuse) == "<FuseAttention for contrib>"
+    fuse(ir.from_proto(attention()))
+    assert repr(fuse).startswith("<FuseAttention for contrib: ") and repr(fuse).endswith("1 fused (of 1)>")
+
+
+def test_a_model_of_another_kind_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"takes an onnx_ir\.Model, not ModelProto; fa_compiler\.optimize takes other"):
+        fa_compiler.FuseAttention()(attention())  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import shlex
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from tests.passes.attention_ops.test_delta_rule import model_of as linear
 from tests.passes.attention_ops.test_delta_rule import problem
 
 from .builders import attention, feeds, saved
+
+MODELS = Path(__file__).parents[2] / "examples" / "models"
 
 
 def executed(lines: tuple[str, ...]) -> onnxruntime.InferenceSession:
@@ -128,6 +131,25 @@ def test_what_a_file_is_without_the_library(bodies: bool, told: str, tmp_path: P
     assert told in shown
 
 
+def test_no_other_target_for_a_gradient(tmp_path: Path) -> None:
+    """Neither ONNX nor ONNX Runtime has an operator for it, so none of their targets is advised."""
+    model = onnx.load_model_from_string(lzma.decompress((MODELS / "gpt_training.onnx.xz").read_bytes()))
+    shown = str(fa_compiler.optimize(model, tmp_path / "fused.onnx").how_to_run)
+    assert "ONNX Runtime does not load the file" in shown
+    assert "No other target has an operator for the gradient" in shown and "--target" not in shown
+
+
+@pytest.mark.parametrize("target", ["onnx", "contrib"])
+def test_a_fused_file_stays_one_of_the_library(target: Target, tmp_path: Path) -> None:
+    """Another target does not change what an earlier run made, so the file needs the library as before."""
+    fused = saved(fa_compiler.optimize(attention(length=8, batch=2)).model, tmp_path / "fused.onnx")
+    result = fa_compiler.optimize(fused, tmp_path / "again.onnx", target=target)
+    assert "register_custom_ops" in str(result.how_to_run)
+    assert f"fuse the original model with --target {target}" in str(result.how_to_run)
+    assert any(f"--target {target} does not change them" in note for note in result.report.notes)
+    assert not any("does not change them" in note for note in fa_compiler.inspect(fused).notes)
+
+
 def test_a_file_names_the_weights_that_it_needs(tmp_path: Path) -> None:
     """In the folder of the model it needs the same file; in another one a copy."""
     model = attention(length=8, batch=2)
@@ -149,7 +171,7 @@ def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path
     path, decoder = tmp_path / "step.onnx", harness.load("llama_past__tsn_eager_op14")
     how = fa_compiler.optimize(decoder, path, in_place_caches=True).how_to_run
     assert how is not None
-    assert "bind as past and as present" in how.needs
+    assert "binds each of them as past and as present" in how.needs
     assert f'fa_compiler.DecodingSession("{path}", room=4096)' in how.ways[0].lines[1]
     without = str(fa_compiler.optimize(attention(), path, in_place_caches=True).how_to_run)
     assert "DecodingSession" not in without and "Without the library the file runs" in without

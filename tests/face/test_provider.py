@@ -786,7 +786,8 @@ def test_a_fused_file_in_a_script(tmp_path: Path) -> None:
     [
         (["none.py"], "error: none.py: no such file\n"),
         (["."], "error: .: this folder has no __main__.py to run\n"),
-        (["-m"], f"{USAGE}\n"),
+        (["-m"], USAGE),
+        (["--hlp"], "error: unknown option '--hlp'; options of the script stand behind its name (--help tells more)\n"),
         (["-m", "nix"], "error: nix: no such module\n"),
         (["-m", "nix.nax"], "error: nix.nax: no such module\n"),
         (["-m", "json.nix"], "error: json.nix: no such module\n"),
@@ -807,7 +808,7 @@ def test_a_folder_as_a_script(tmp_path: Path) -> None:
     (tmp_path / "app" / "helper.py").write_text("NAME = 'helper'")
     command = [sys.executable, "-m", "fa_compiler.provider", "app", "one"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert (done.stdout, done.stderr) == ("helper app one\n", "fa_compiler: 0 sessions, 0 of 0 attentions fused\n")
+    assert (done.stdout, done.stderr) == ("helper app one\n", "fa_compiler: no session of ONNX Runtime was made\n")
 
 
 def test_an_older_runtime_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import pickle
 import re
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import networkx
 import numpy as np
@@ -315,3 +317,78 @@ def test_a_pass_calls_a_model_by_its_own_name(graph: str, name: str) -> None:
     fuse(model)
     assert fuse.report is not None
     assert fuse.report.model == name
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"target": None}, "`target` is a text, not None"),
+        ({"target": "onnx", "opset": "23"}, "`opset` is a whole number, not '23'"),
+        ({"target": "onnx", "runtime": 5}, "`runtime` is a text or None, not 5"),
+        ({"assume": 5}, "`assume` is a list, not 5"),
+        ({"in_place_caches": "yes"}, "`in_place_caches` is True or False, not 'yes'"),
+    ],
+)
+def test_a_value_of_another_type(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        fa_compiler.inspect(attention(), **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda model: fa_compiler.bench(model, threads="2"), "`threads` is a whole number or None, not '2'"),
+        (lambda model: fa_compiler.bench(model, seconds=True), "`seconds` is a number, not True"),
+        (
+            lambda model: fa_compiler.shard(model, "out", 2, axes="query:2"),
+            "`axes` is a dictionary or None, not 'query:2'",
+        ),
+        (
+            lambda model: fa_compiler.compile_for_atc(model, "out", "Ascend910B2", input_shape=5),
+            "`input_shape` is a text or a dictionary, not 5",
+        ),
+        (lambda model: fa_compiler.InferenceSession(model.SerializeToString(), assume=5), "`assume` is a list, not 5"),
+    ],
+)
+def test_a_value_of_another_type_in_other_functions(call: Callable[[onnx.ModelProto], object], said: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(said)):
+        call(attention())
+
+
+def test_one_size_in_the_place_of_several() -> None:
+    with pytest.raises(InputError, match=r"the sizes of an input are a list such as \(1, 128\), not 8"):
+        fa_compiler.compile_for_atc(attention(), "out", "Ascend910B2", input_shape={"query": 8})  # type: ignore[dict-item]
+    with pytest.raises(InputError, match="'2' ranks: give a number"):
+        fa_compiler.shard(attention(), "out", "2")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"opset": 23}, 'an opset needs target="onnx"'),
+        ({"runtime": "ort-cpu"}, 'a runtime needs target="onnx" or target="contrib"'),
+        ({"target": "cuda"}, 'so use target="onnx", runtime="ort-cuda"'),
+        ({"only": "attention"}, '`only` needs target="ascend", target="onnx" or target="contrib"'),
+        ({"soc_version": "A2"}, 'a SoC version and a CANN version need target="ascend"'),
+    ],
+)
+def test_errors_name_keywords_and_not_options(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        fa_compiler.optimize(attention(), **given)
+
+
+def test_a_comparison_of_other_inputs_than_arrays() -> None:
+    with pytest.raises(TypeError, match="`inputs` is a dictionary of arrays or the path of an .npz file, not int"):
+        fa_compiler.verify(plain(), plain(), inputs=5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`rtol` is a number or None, not 'x'"):
+        fa_compiler.verify(plain(), plain(), rtol="x")  # type: ignore[arg-type]
+
+
+def test_what_an_interactive_python_shows(tmp_path: Path) -> None:
+    """One line, and not all fields of all blocks."""
+    path = saved(attention(batch=2, length=8), tmp_path / "model.onnx")
+    result = fa_compiler.optimize(path, tmp_path / "fused.onnx")
+    assert repr(result.report) == f"<Report {path}: 1 fused (of 1); print() shows all of it>"
+    assert f"1 fused (of 1), wrote {tmp_path / 'fused.onnx'}" in repr(result)
+    assert repr(fa_compiler.verify(path, path)).startswith("<Comparison the output agrees (tolerance")
+    assert str(result).splitlines()[4] == "How to run it:"

@@ -80,6 +80,38 @@ def test_bad_inputs(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.onnx", "x.npz"]
 
 
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"key": np.zeros((4, 8, 16), np.float32)}, "'key' has the shape [4, 8, 16], and the model takes [batch, 4, "),
+        ({"key": np.zeros((2, 3, 8, 16), np.float32)}, "'key' has the shape [2, 3, 8, 16], and the model takes "),
+        ({"value": np.zeros((2, 4, 9, 16), np.float32)}, "the size 'seq' is 8 in 'query' and 9 in 'value'; "),
+    ],
+)
+def test_sizes_that_contradict_each_other(
+    changed: dict[str, np.ndarray], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fault is named in front of what ONNX Runtime says of an inner node, by `run` and by `verify`."""
+    model = str(saved(attention(), tmp_path / "model.onnx"))
+    right = {name: np.zeros((2, 4, 8, 16), np.float32) for name in ("query", "key", "value")}
+    given = inputs(tmp_path, **right | changed)
+    for words in (["run", model], ["verify", model, model]):
+        assert main([*words, "--inputs", given]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"fa-compiler: error: {said}")
+        assert "ONNX Runtime" in error
+
+
+def test_a_token_that_no_table_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n"])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])
+    table = numpy_helper.from_array(np.zeros((8, 4), np.float32), "table")
+    graph = helper.make_graph([helper.make_node("Gather", ["table", "ids"], ["y"])], "g", [ids], [y], [table])
+    model = saved(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m")
+    assert main(["run", str(model), "--inputs", inputs(tmp_path, ids=np.array([0, 9]))]) == 2
+    assert "'ids' holds numbers from 0 to 9, and the model's table has 8 rows; " in capsys.readouterr().err
+
+
 def test_a_model_without_a_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
     graph = helper.make_graph([helper.make_node("Nobody", ["x"], ["y"], domain="nowhere")], "g", [x], [y])

@@ -52,8 +52,11 @@ def test_all_runtimes_of_a_model_without_attention(tmp_path: Path, capsys: pytes
 
 WRONG = {
     "an unknown runtime": (["--target", "onnx", "--runtime", "ort-gpu"], "unknown runtime 'ort-gpu', did you mean"),
-    "a word for several": (["--target", "onnx", "--runtime", "ort"], "unknown runtime 'ort'; known are ort-c"),
-    "no version": (["--target", "onnx", "--runtime", "openvino=new"], "the version 'new' of openvino is no number"),
+    "a word for several": (
+        ["--target", "onnx", "--runtime", "ort"],
+        "unknown runtime 'ort', did you mean one of ort-c",
+    ),
+    "no version": (["--target", "onnx", "--runtime", "openvino=new"], "the version 'new' of openvino is not made of"),
     "another target": (["--runtime", "openvino"], "a runtime needs --target onnx or --target contrib"),
     "an unknown target": (["--target", "cuda"], "it is a runtime, so use --target onnx --runtime ort-cuda"),
     "buffers": (["--target", "contrib", "--in-place-caches"], "caches in place need --target ort"),
@@ -61,7 +64,7 @@ WRONG = {
     "an unknown assumption for all": (["--runtime", "all", "--assume", "luck"], "unknown assumption 'luck'"),
     "an opset of another target": (["--opset", "25"], "an opset needs --target onnx"),
     "an opset without Attention": (["--target", "onnx", "--opset", "22"], "the opset is 22, and not from 23 to 28"),
-    "an opset that is no number": (["--target", "onnx", "--opset", "new"], "invalid int value: 'new'"),
+    "an opset that is no number": (["--target", "onnx", "--opset", "new"], "'new' is not a whole number"),
     "an opset for all": (["--runtime", "all", "--opset", "25"], "--opset does not go with --runtime all"),
     "a page of all": (["--runtime", "all", "--html", "page.html"], "--html does not go with --runtime all"),
 }

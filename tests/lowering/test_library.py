@@ -344,3 +344,8 @@ def _graph(nodes: list[onnx.NodeProto], outputs: dict[str, int]) -> onnx.ModelPr
     )
     opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ascend", 1)]
     return helper.make_model(graph, ir_version=8, opset_imports=opsets)
+
+
+def test_options_and_not_a_session() -> None:
+    with pytest.raises(TypeError, match="takes the SessionOptions that a session is made with, not str"):
+        register_custom_ops("model.onnx")  # type: ignore[arg-type]

@@ -417,7 +417,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 0
     shown = capsys.readouterr().out
     for part in (
-        "for 4,000 keys in the caches: MiB that a rank sends",
+        "the milliseconds that the cost model expects, for 4,000 keys in the caches",
         "input past_key_0: in parts along dimension 2",
         "each rank has its part of the caches in turn",
     ):
@@ -465,7 +465,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         quantised(), tmp_path, assume=VOUCHED
     )
     assert "(FlashAttentionScore): attention in a branch or loop is not divided" in refused(merged(), tmp_path)
-    assert "no cache was found that a prompt could begin" in refused(content("llama"), tmp_path, prompt=True)
+    assert "no cache was found that a prompt could fill" in refused(content("llama"), tmp_path, prompt=True)
     one = refused(content("t5_decpast__tsn_eager_op14"), tmp_path, prompt=True)
     assert "the model takes one token at a time; export it with an open number of tokens" in one
     fixed = refused(content("onnx_attention_3d_gqa_with_past_and_present__onnx119"), tmp_path, prompt=True)

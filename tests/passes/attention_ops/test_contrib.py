@@ -361,7 +361,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "ready_made",
         "does not write such keys",
     ),
-    "a length of no past": ({"past_length": ("1", np.array([2], np.int32))}, "ready_made", "there is none"),
+    "a length of no past": ({"past_length": ("1", np.array([2], np.int32))}, "ready_made", "and no past"),
     "causal, more keys": ({**CAUSAL}, "ready_made", "last row"),
     "causal, more keys, fixed": ({**CAUSAL, "fixed": True}, "ready_made", "last row"),
     "mask of another length": ({"mask": ("M", np.array([3, 6], np.int32)), "M": 2}, "shape", "multiple of the batch"),

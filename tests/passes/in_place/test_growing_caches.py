@@ -257,7 +257,7 @@ REJECTED = {
             PLAIN + "u = Identity(past_k) w = Identity(past_v)",
             outputs=OUTPUTS + ", float[a,b,c,d] u, float[e,f,g,h] w",
         ),
-        "it has a default value, or is an output as it is",
+        "the model also gives it back as it came, without new rows",
     ),
     "nothing appended": (
         Case(
@@ -324,6 +324,14 @@ def test_rejected(name: str) -> None:
     assert [(cache.past, cache.present, cache.reason) for cache in report.caches] == [
         (past, None, reason) for past in pasts
     ]
+
+
+def test_a_cache_with_a_default_value_stays() -> None:
+    model = Case(PLAIN).model()
+    defaults = [onnx.numpy_helper.from_array(np.zeros((2, 2, 5, 8), np.float32), f"past_{each}") for each in "kv"]
+    model.graph.initializer.extend(defaults)
+    _, report = in_place(model)
+    assert [cache.reason for cache in report.caches] == ["the model has a default value for it"] * 2
 
 
 def test_old_opsets_have_no_scatter() -> None:
