@@ -95,7 +95,7 @@ def _types(hint: Any) -> list[type]:
 
 
 def _is_of(value: object, wanted: type) -> bool:
-    """Is a value of a type? NumPy has numbers, too; True is no number,."""
+    """Is a value of a type? NumPy has numbers, too. True is no number."""
     number = {int: Integral, float: Real}.get(wanted)
     if number is not None:
         return isinstance(value, number) and not isinstance(value, bool)
