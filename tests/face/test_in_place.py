@@ -128,7 +128,7 @@ def test_a_model_without_caches_is_told(tmp_path: Path) -> None:
 
 
 def test_only_for_onnxruntime(step: Path) -> None:
-    with pytest.raises(InputError, match="caches in place need --target ort"):
+    with pytest.raises(InputError, match='caches in place need target="ort", the default'):
         fa_compiler.optimize(step, target="ascend", in_place_caches=True)
 
 

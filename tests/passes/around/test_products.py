@@ -286,7 +286,7 @@ def test_none() -> None:
     result, report = fused(model(THREE + FLAT_END, FLAT), join_weights="none")
     assert others(result).count("MatMul") == 3
     assert not lines(report)
-    with pytest.raises(fa_compiler.InputError, match="--join-weights needs --target ascend"):
+    with pytest.raises(fa_compiler.InputError, match='`join_weights` needs target="ascend"'):
         fa_compiler.optimize(model(THREE + FLAT_END, FLAT), join_weights="all")
     with pytest.raises(
         fa_compiler.InputError, match="unknown value 'some' for joined weights: use one of own, all, none"
