@@ -91,7 +91,7 @@ class Evaluation:
             return tensor
         shape = self.shape(value)
         count = math.prod(shape)
-        if count > LARGEST:
+        if count > (self.most or LARGEST):
             raise TooLongError("a tensor of too many elements")
         places = np.arange(count, dtype=np.int64)
         self.leaves += 1

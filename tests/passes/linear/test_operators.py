@@ -18,7 +18,7 @@ from onnx import TensorProto
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import of_numbers
 from fa_compiler.passes.linear.operators import evaluated
-from fa_compiler.passes.linear.tensors import FailedError, Tensor, exact, of_field
+from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, exact, of_field
 from fa_compiler.passes.values.shapes import analyse
 from tests.examples import examples
 from tests.passes.ops.test_shape_search import (
@@ -239,3 +239,14 @@ def test_an_axis_beyond_all_numbers_fails(op_type: str, attributes: dict[str, li
     node = ir.node(op_type, [ir.Value() for _ in operands], attributes)
     with pytest.raises(FailedError):
         evaluated(node, operands, ir.DataType.FLOAT, False)
+
+
+def test_what_enters_is_no_larger_than_what_is_made() -> None:
+    """At the longer lengths all sizes that are open grow together: probabilities that are read would have 256^3
+    elements, and take seconds."""
+    x = ir.Value(name="x", shape=ir.Shape(["B", "S", "S"]), type=ir.TensorType(ir.DataType.FLOAT))
+    info = analyse(ir.Model(ir.Graph([x], [], nodes=[], opset_imports={"": 18}), ir_version=10))
+    sizes = {"B": 256, "S": 256}
+    with pytest.raises(TooLongError):
+        Evaluation(info, sizes, 7, set(), most=1 << 22).tensor(x)
+    assert Evaluation(info, dict.fromkeys(sizes, 100), 7, set(), most=1 << 22).tensor(x).shape == (100, 100, 100)
