@@ -40,8 +40,8 @@ C = TypeVar("C", bound=type)
 def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Let a function with the parameter `**options: Unpack[keywords]` have the options in its signature and docstring.
 
-    It refuses other keywords by itself, with the error of Python and the name that is meant. The line of its docstring
-    that begins with "**options:" becomes one line for each option.
+    It refuses other keywords by itself, with the error of Python and the name that is meant, and values of other types.
+    The line of its docstring that begins with "**options:" becomes one line for each option.
 
     Args:
         keywords: a TypedDict with the options that the function takes.

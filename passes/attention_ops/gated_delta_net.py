@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
@@ -34,6 +33,7 @@ from fa_compiler.passes.attention_ops.direct import TURNED, Attributes, Direct, 
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.ops.context import all_known
 from fa_compiler.passes.values.facts import Facts
 
 FLOAT = ir.DataType.FLOAT
@@ -56,10 +56,6 @@ class _Sizes:
     size: int
     width: int
     lead: tuple[int, int]
-
-
-Sizes: TypeAlias = tuple[int, int, int, int]
-"""The heads of query and of value, the size of a key and that of a value."""
 
 
 @dataclass(frozen=True)
@@ -118,16 +114,17 @@ class _Conversion(DirectConversion):
         query, key, value = (self.facts.info.shape(self._operand(index)) for index in range(3))
         if query is None or key is None or value is None or len(query) not in (3, 4):
             raise self.decline("the shapes of query, key and value are not known")
-        q_heads, heads, size, width = self._known_sizes(query[-2], value[-2], query[-1], value[-1])
+        q_heads, heads, size, width = self._known(query[-2], value[-2], query[-1], value[-1])
         if key[-2] != query[-2]:
             raise self.decline(UNKNOWN_SIZES)
         return _Sizes(q_heads, heads, size, width, self._lead(len(query)))  # (1)
 
-    def _known_sizes(self, *sizes: Dim) -> Sizes:
-        q_heads, heads, size, width = (size.const for size in sizes)
-        if q_heads is None or heads is None or size is None or width is None:
+    def _known(self, *sizes: Dim) -> list[int]:
+        """Sizes that are numbers. Raises Decline where one is not."""
+        known = all_known(size.const for size in sizes)
+        if known is None:
             raise self.decline(UNKNOWN_SIZES)
-        return q_heads, heads, size, width
+        return known
 
     def _lead(self, rank: int) -> tuple[int, int]:
         """Batch and tokens of the tensors that FlashLinearAttention gets."""
@@ -160,7 +157,7 @@ class _Conversion(DirectConversion):
         states = None if state is None else self.facts.info.shape(state)
         if not shape or states is None or len(states) != 4:
             raise self.decline("the shapes of query and initial_state are not known")
-        total, heads, width, size = self._known_sizes(shape[-1], *states[1:])
+        total, heads, width, size = self._known(shape[-1], *states[1:])
         q_heads, rest = divmod(total - heads * width, 2 * size)
         if rest or q_heads < 1:
             raise self.decline(f"its {total} columns are no query, key and value of the sizes of initial_state")

@@ -31,7 +31,7 @@ from fa_compiler.passes.linear.tensors import (
 )
 from fa_compiler.passes.ops.elementwise import POINTWISE
 from fa_compiler.passes.ops.movers import ARRAY_MOVES
-from fa_compiler.passes.ops.moves import MOST_ELEMENTS, plain_move
+from fa_compiler.passes.ops.moves import LARGEST_ARRAY, listed, plain_move
 
 Operands: TypeAlias = Sequence[Tensor | None]
 Rule: TypeAlias = Callable[["Call"], list[Tensor]]
@@ -75,20 +75,16 @@ class Call:
             raise UnknownError(f"operand {index} of {self.node.op_type} is not known")
         return array
 
-    def ints(self, index: int) -> list[int]:
-        """The integers of an operand that are the same in every run with these sizes. Raises FailedError where it is
-        absent."""
+    def required(self, index: int) -> np.ndarray:
+        """`integers` of an operand that has to be given. Raises FailedError where it is absent."""
         array = self.integers(index)
         if array is None:
             raise FailedError(f"{self.node.op_type} lacks operand {index}")
-        return [int(number) for number in array.reshape(-1)]
+        return array
 
-    def axes(self, index: int = 1) -> list[int] | None:
-        """The axes that an attribute or an operand lists; None where neither is given."""
-        attr = self.node.attributes.get("axes")
-        if attr is not None:
-            return list(attr.as_ints())
-        return self.ints(index) if self.has(index) else None
+    def ints(self, index: int) -> list[int]:
+        """The numbers of `required`, in one list."""
+        return [int(number) for number in self.required(index).reshape(-1)]
 
     def moved(self, move: Callable[..., np.ndarray], *sources: Tensor) -> list[Tensor]:
         """The result of a move of the sources, or of the first operand."""
@@ -143,7 +139,7 @@ def _move(call: Call) -> list[Tensor]:
 
 
 def _check_size(shape: Sequence[int]) -> None:
-    if int(np.prod(shape, dtype=np.int64)) > MOST_ELEMENTS:
+    if int(np.prod(shape, dtype=np.int64)) > LARGEST_ARRAY:
         raise FailedError("a tensor of too many elements")
 
 
@@ -168,13 +164,6 @@ def _split(call: Call) -> list[Tensor]:
         moved((call[0],), lambda array, s=end - own, e=end: np.take(array, range(s, e), axis), call.with_sums)
         for own, end in zip(sizes, ends, strict=True)
     ]
-
-
-def _indices(call: Call, index: int = 1) -> np.ndarray:
-    array = call.integers(index)
-    if array is None:
-        raise FailedError(f"{call.node.op_type} lacks operand {index}")
-    return array
 
 
 @rule("Pad", with_sums=True)
@@ -211,7 +200,7 @@ def _trilu(call: Call) -> list[Tensor]:
 @rule("ScatterElements", "Scatter", with_sums=True)
 def _scatter_elements(call: Call) -> list[Tensor]:
     _no_reduction(call)
-    indices, axis = _indices(call), int_attr(call.node, "axis", 0)
+    indices, axis = call.required(1), int_attr(call.node, "axis", 0)
     size = call[0].shape[axis]
     places = np.where(indices < 0, indices + size, indices)
     if places.size and not (places.min() >= 0 and places.max() < size):
@@ -230,7 +219,7 @@ def _scatter_elements(call: Call) -> list[Tensor]:
 @rule("ScatterND", with_sums=True)
 def _scatter_nd(call: Call) -> list[Tensor]:
     _no_reduction(call)
-    places = tuple(np.moveaxis(_indices(call), -1, 0))
+    places = tuple(np.moveaxis(call.required(1), -1, 0))
 
     def move(data: np.ndarray, updates: np.ndarray) -> np.ndarray:
         result = data.copy()
@@ -381,7 +370,7 @@ def _product(left: np.ndarray, own: str, right: np.ndarray, other: str, later: s
 
 @rule("ReduceSum", with_sums=True)
 def _reduce_sum(call: Call) -> list[Tensor]:
-    axes, keeps = call.axes(), bool(int_attr(call.node, "keepdims", 1))
+    axes, keeps = listed(call.node, "axes", call.integers(1)), bool(int_attr(call.node, "keepdims", 1))
     if not axes and int_attr(call.node, "noop_with_empty_axes", 0) == 1:
         return [call[0]]
     chosen = tuple(axes) if axes else None
@@ -514,7 +503,7 @@ def _mod(call: Call) -> list[Tensor]:
 @rule("OneHot")
 def _one_hot(call: Call) -> list[Tensor]:
     """Known where the indices are."""
-    indices, values = _indices(call, 0), call[2].exact
+    indices, values = call.required(0), call[2].exact
     (depth,) = call.ints(1)
     if values is None or int_attr(call.node, "axis", -1) not in (-1, indices.ndim):
         raise UnknownError("a OneHot of another form")

@@ -68,8 +68,8 @@ ArrayMove = Callable[[np.ndarray], np.ndarray]
 """A move of an array. It raises what NumPy raises where the sizes do not fit."""
 Integers = Callable[[int], "np.ndarray | None"]
 """The integers that an input of the node has in one run; None where there is no such input."""
-MOST_ELEMENTS = 1 << 27
-"""An array with more is not made."""
+LARGEST_ARRAY = 1 << 27
+"""An array with more elements is not made."""
 END = (1 << 31) - 1
 """An end of a Slice that is not smaller stands for the end of an axis."""
 
@@ -257,14 +257,14 @@ class Regrouped(Move):
                 rows = math.prod(shape[: axis + len(shape) if axis < 0 else axis])
                 return lambda array: array.reshape(rows, -1)
             case "Squeeze":
-                removed = _listed(self.node, "axes", integers(1)) or None  # an empty list removes every 1
+                removed = listed(self.node, "axes", integers(1)) or None  # an empty list removes every 1
                 return lambda array: np.squeeze(array, removed)
-        inserted = _listed(self.node, "axes", integers(1)) or ()
+        inserted = listed(self.node, "axes", integers(1)) or ()
         return lambda array: np.expand_dims(array, inserted)
 
     def _wanted(self, shape: Sequence[int], integers: Integers) -> list[int] | None:
         """The target of a Reshape, -1 for what is left."""
-        sizes, keeps_zero = _listed(self.node, "shape", integers(1)), bool(int_attr(self.node, "allowzero", 0))
+        sizes, keeps_zero = listed(self.node, "shape", integers(1)), bool(int_attr(self.node, "allowzero", 0))
         if sizes is None:
             return None
         copied = [size == 0 and not keeps_zero and axis < len(shape) for axis, size in enumerate(sizes)]
@@ -361,9 +361,9 @@ class Stretched(Move):
         if self.node.op_type == "Tile":
             repeats = numbers.tolist()
             sizes = [size * times for size, times in zip(shape, repeats, strict=True)]
-            return None if math.prod(sizes) > MOST_ELEMENTS else lambda array: np.tile(array, repeats)
+            return None if math.prod(sizes) > LARGEST_ARRAY else lambda array: np.tile(array, repeats)
         target = np.broadcast_shapes(tuple(shape), tuple(numbers.tolist()))
-        return None if math.prod(target) > MOST_ELEMENTS else lambda array: np.broadcast_to(array, target)
+        return None if math.prod(target) > LARGEST_ARRAY else lambda array: np.broadcast_to(array, target)
 
 
 class Repeated(Move):
@@ -410,11 +410,11 @@ class Cut(Move):
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         """None for a reversed Slice with an end beyond all elements: ONNX and ONNX Runtime read it in two ways."""
-        starts, ends = (_listed(self.node, name, integers(place)) for name, place in (("starts", 1), ("ends", 2)))
+        starts, ends = (listed(self.node, name, integers(place)) for name, place in (("starts", 1), ("ends", 2)))
         if starts is None or ends is None:
             return None
-        axes = _listed(self.node, "axes", integers(3)) or tuple(range(len(starts)))
-        steps = _listed(self.node, "steps", integers(4)) or (1,) * len(starts)
+        axes = listed(self.node, "axes", integers(3)) or tuple(range(len(starts)))
+        steps = listed(self.node, "steps", integers(4)) or (1,) * len(starts)
         cuts = [slice(None)] * len(shape)
         for start, end, axis, step in zip(starts, ends, axes, steps, strict=True):
             if step < 0 and end >= END:
@@ -536,7 +536,7 @@ def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: A
     return (*dims[:place], repeated, *dims[place + 1 :])
 
 
-def _listed(node: ir.Node, name: str, numbers: np.ndarray | None) -> tuple[int, ...] | None:
+def listed(node: ir.Node, name: str, numbers: np.ndarray | None) -> tuple[int, ...] | None:
     """Integers that are an attribute in some opsets and an input in others; None where neither is given."""
     attr = node.attributes.get(name)
     if attr is not None:
