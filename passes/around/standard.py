@@ -193,9 +193,9 @@ class StandardFuser:
             raise Decline(Code.SHAPE, "the number of heads or their size is not known", found.anchor, "")
         rows = self._flat_source(x)
         if found.moves_pairs:
-            pairs = self._reshaped(rows or x, [0, 0, heads, size // 2, 2])
+            pairs = self.builder.reshape(rows or x, [0, 0, heads, size // 2, 2])
             x, rows = self.builder.transpose(pairs, (0, 1, 2, 4, 3)), None
-        return rows or self._reshaped(x, [0, 0, heads * size]), heads
+        return rows or self.builder.reshape(x, [0, 0, heads * size]), heads
 
     def _heads(self, found: Rotary) -> ir.Value:
         """What is rotated with its heads in front, with the elements of even places in front of those of odd ones where
@@ -220,7 +220,7 @@ class StandardFuser:
         size = known_shape(found.x, self.facts.info, found.anchor)[3].const or 0
 
         def cut(result: ir.Value) -> ir.Value:
-            whole = self._reshaped(result, [0, 0, heads, size])
+            whole = self.builder.reshape(result, [0, 0, heads, size])
             if not found.heads_first:
                 return whole
             return self.builder.transpose(whole, rotary.SWAP)
@@ -235,7 +235,7 @@ class StandardFuser:
         cos, sin = (self._half(table, found) for table in (found.cos, found.sin))
         if self.facts.options.target == "onnx" and shape[0] == batch:
             return [x, *(self.builder.squeeze(table, [3 - tokens]) for table in (cos, sin))]
-        rows = [self._reshaped(table, [-1, self._width(table)]) for table in (cos, sin)]
+        rows = [self.builder.reshape(table, [-1, self._width(table)]) for table in (cos, sin)]
         count = self.builder.dimension(found.cos, tokens)
         if self.facts.options.target == "onnx":
             sizes = self.builder.concat([self.builder.dimension(found.x, 0), count], 0)
@@ -267,9 +267,6 @@ class StandardFuser:
 
     def _width(self, table: ir.Value) -> int:
         return (self.facts.info.shape(table) or ())[-1].const or 0
-
-    def _reshaped(self, value: ir.Value, sizes: list[int]) -> ir.Value:
-        return self.builder.reshape(value, sizes)
 
     def _put(
         self,

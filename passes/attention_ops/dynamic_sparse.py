@@ -162,7 +162,7 @@ class _Conversion(CachedCall):
 
     # -- tensors ---------------------------------------------------------------------------------------
 
-    def _reshaped(self, value: ir.Value, parts: list[ir.Value | int], dtype: ir.DataType | None = None) -> ir.Value:
+    def _reshaped(self, value: ir.Value, parts: list[ir.Value | int]) -> ir.Value:
         sizes = [self.builder.ints([part]) if isinstance(part, int) else part for part in parts]
         return self.builder.reshape(value, self.builder.concat(sizes, 0))
 
@@ -197,10 +197,10 @@ class _Conversion(CachedCall):
         given, heads = self.required("selected_indices"), self.sizes.kv_heads
         entries = selected_entries(self, given, self.required("selected_counts"), self._flat(self._positions))  # (2)
         count = self.builder.dimension(given, 1)
-        apart = self._reshaped(entries, [self._batch, 1, self._rows, count], INT32)
+        apart = self._reshaped(entries, [self._batch, 1, self._rows, count])
         target = self.builder.concat([self._batch, self.builder.ints([heads]), self._rows, count], 0)
         every = self.builder.expand(apart, target)
-        return self._reshaped(every, [-1, self._rows, 1, count], INT32)
+        return self._reshaped(every, [-1, self._rows, 1, count])
 
     def _sinks(self) -> ir.Value | None:
         given, group = self.sink(), self.sizes.heads // self.sizes.kv_heads  # (4)

@@ -103,7 +103,7 @@ class _Conversion(DirectConversion):
             raise self.decline("the type of query is unknown")
         out.dtype, present.dtype = dtype, dtype if state is None else FLOAT
         shape = [-1, sizes.heads, sizes.width] if self._rank(query) == 3 else [0, 0, sizes.heads, sizes.width]
-        self.put(self.node.outputs[0], self._reshaped(out, shape))
+        self.put(self.node.outputs[0], self.builder.reshape(out, shape))
         if len(self.node.outputs) > 1:
             last = self._swapped(present)
             if present.dtype != FLOAT:
@@ -164,8 +164,8 @@ class _Conversion(DirectConversion):
         columns = (q_heads * size, q_heads * size, heads * width)
         parts = self.builder.split(whole, len(shape) - 1, columns)
         lead = [0] * (len(shape) - 1)
-        query, key = (self._reshaped(part, [*lead, q_heads, size]) for part in parts[:2])
-        return query, key, self._reshaped(parts[2], [*lead, heads, width])
+        query, key = (self.builder.reshape(part, [*lead, q_heads, size]) for part in parts[:2])
+        return query, key, self.builder.reshape(parts[2], [*lead, heads, width])
 
     def _normed(self, index: int) -> ir.Value:
         """Query or key after its norm."""
@@ -191,7 +191,7 @@ class _Conversion(DirectConversion):
         a_log = input_of(self.node, 7)
         if a_log is None or activation not in ("softplus", "qwen", "sigmoid", "kda"):
             raise self.decline(f"its gate_activation is {activation!r}{'' if a_log else ' without a_log'}")
-        rate = self.builder.exp(self._reshaped(a_log, [sizes.heads, 1] if per_key else [sizes.heads]))
+        rate = self.builder.exp(self.builder.reshape(a_log, [sizes.heads, 1] if per_key else [sizes.heads]))
         if activation in ("softplus", "qwen"):
             soft = self.builder.op("Softplus", [shifted])
             return self.builder.mul(self.builder.neg(rate), soft)
@@ -205,9 +205,9 @@ class _Conversion(DirectConversion):
         shape = self.facts.info.shape(bias)
         count = None if shape is None else int(np.prod([size.const or 0 for size in shape]))
         if count == sizes.heads:
-            return self._reshaped(bias, [sizes.heads, 1] if per_key else [sizes.heads])
+            return self.builder.reshape(bias, [sizes.heads, 1] if per_key else [sizes.heads])
         if per_key and count == sizes.heads * sizes.size:
-            return self._reshaped(bias, [sizes.heads, sizes.size])
+            return self.builder.reshape(bias, [sizes.heads, sizes.size])
         raise self.decline("dt_bias has neither one number for each head nor for each key dimension")
 
     def _beta(self) -> ir.Value | None:
@@ -233,10 +233,7 @@ class _Conversion(DirectConversion):
             raise self.decline(f"its {name} is computed in float32, and its tensors are of 16 bits")
 
     def _merged(self, value: ir.Value, lead: tuple[int, int], width: int) -> ir.Value:
-        return self._reshaped(value, [*lead, width])
-
-    def _reshaped(self, value: ir.Value, shape: list[int]) -> ir.Value:
-        return self.builder.reshape(value, shape)
+        return self.builder.reshape(value, [*lead, width])
 
     def _swapped(self, state: ir.Value) -> ir.Value:
         return self.builder.transpose(state, TURNED)

@@ -73,7 +73,7 @@ class RunSizes:
         most = builder.reshape(builder.cast(total, INT64), [1])
         prompt = builder.equal(rows, most)
         own = key_masks.add_const(builder.cast(lengths, INT64), 1)
-        before = builder.where(prompt, builder.ints([0]), key_masks.subtract(own, rows))
+        before = builder.where(prompt, builder.ints([0]), builder.sub(own, rows))
         return RunSizes(rows, most, own, before, prompt, full_length(call, lengths, call.info.integer(total)))
 
     def after(self, call: OpConverter) -> ir.Value:

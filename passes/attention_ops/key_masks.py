@@ -298,7 +298,7 @@ class KeyMaskBuilder:
         exact = dtype is not None and (dtype == ir.DataType.BOOL or (dtype.is_integer() and math.isfinite(filler)))
         if dtype is None or not (exact or dtype.is_floating_point()):
             raise self.call.decline(Code.DTYPE, f"the type of {mask.name!r} is unknown, or none of a mask")
-        short = self.subtract(self.length(self.kv_seq), self.length(DimRef(mask, len(shape) - 1)))
+        short = self.call.builder.sub(self.length(self.kv_seq), self.length(DimRef(mask, len(shape) - 1)))
         pads = builder.concat([builder.ints([0] * (2 * len(shape) - 1)), short], 0)
         filled = builder.op("Pad", [mask, pads, builder.constant(np.array(filler, dtype.numpy()), "number")])
         columns = self.call.dim(self.kv_seq.value, self.kv_seq.axis)
@@ -336,10 +336,6 @@ class KeyMaskBuilder:
     def bounds_from(self, start: ir.Value, offsets: Iterable[int | None]) -> list[ir.Value | None]:
         """The bounds of a band, by their offsets from a computed number; None where there is no bound."""
         return [None if offset is None else self.add_const(start, offset) for offset in offsets]
-
-    def subtract(self, number: ir.Value, by: ir.Value) -> ir.Value:
-        """The difference of two computed numbers."""
-        return self.call.builder.sub(number, by)
 
     def _shifted(self, rows: ir.Value, by: ir.Value | int) -> ir.Value:
         """The rows plus a bound of a band."""

@@ -203,7 +203,7 @@ class _Attention:
         if high is None or high > 0:
             excluded.append(key_masks.mask_from(lengths))
         if offsets != UNLIMITED:
-            start = key_masks.subtract(key_masks.by_batch(lengths), key_masks.length(key_masks.q_seq))
+            start = call.builder.sub(key_masks.by_batch(lengths), key_masks.length(key_masks.q_seq))
             excluded.append(key_masks.mask_outside_band(*key_masks.bounds_from(start, offsets)))
         return [ExcludedPositions(call.aligned(mask, scores)) for mask in excluded]
 

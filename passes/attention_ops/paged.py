@@ -112,4 +112,4 @@ class _Conversion(PagedCall):
             **self._scaling(),
         }
         made = self.added(single_tokens.OP, single.inputs(given.query, given.caches), attrs, 0)
-        return single.joined(out, made.outputs[0], self.kind)
+        return single.joined(out, made.outputs[0])

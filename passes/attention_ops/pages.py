@@ -72,9 +72,8 @@ class Sequences:
     @staticmethod
     def of(builder: Builder, limits: ir.Value, past: ir.Value) -> Sequences:
         """Those of cumulative_sequence_length [B + 1] and past_seqlens [B]."""
-        wide, bounds = builder.cast(limits, INT64), builder.ints
-        begins = builder.slice(wide, bounds([0]), bounds([-1]), bounds([0]))
-        ends = builder.slice(wide, bounds([1]), bounds([LARGEST]), bounds([0]))
+        wide = builder.cast(limits, INT64)
+        begins, ends = builder.slice(wide, [0], [-1], [0]), builder.slice(wide, [1], [LARGEST], [0])
         return Sequences(builder, begins, ends, refused_below_zero(builder, builder.cast(past, INT64)))
 
     @property

@@ -108,7 +108,7 @@ class SingleTokens:
             "block_table": self.table,
         }
 
-    def joined(self, out: ir.Value, rows: ir.Value, dtype: ir.DataType) -> ir.Value:
+    def joined(self, out: ir.Value, rows: ir.Value) -> ir.Value:
         """The result [T, heads, size] with the rows of IncreFlashAttention, [count + 1, 1, heads, size]."""
         builder = self.builder
         own = builder.squeeze(builder.slice(rows, [1], [int(np.iinfo(np.int64).max)], [0]), (1,))

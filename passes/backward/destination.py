@@ -112,7 +112,7 @@ def moved_to(
         dtype = ir.DataType.FLOAT
         value = builder.cast(value, dtype)
     if destination.summed:
-        value = _sum_first(value, dtype, builder)
+        value = _sum_first(value, builder)
     if not _is_one(destination.target.factor):
         number = builder.constant(np.array(destination.target.factor, dtype=dtype.numpy()), "number")
         value = builder.mul(value, number)
@@ -132,7 +132,7 @@ def replace_destinations(pairs: list[tuple[GradientTarget, ir.Value]], rewriter:
         seen.add(result)
 
 
-def _sum_first(value: ir.Value, dtype: ir.DataType, builder: Builder) -> ir.Value:
+def _sum_first(value: ir.Value, builder: Builder) -> ir.Value:
     if builder.opset >= 13:
         return builder.op("ReduceSum", [value, builder.ints([0])], {"keepdims": 0})
     return builder.op("ReduceSum", [value], {"axes": (0,), "keepdims": 0})

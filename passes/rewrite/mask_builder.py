@@ -148,9 +148,9 @@ class MaskBuilder:
                         if self._stays_float32(operand, source):
                             source = self._unrounded(source)
                         part = self._arranged(self._signed(source, sign, dtype), view, wanted, batch)
-                        value = self._sum(value, part, dtype)
+                        value = self._sum(value, part)
                     assert value is not None
-                    total = self._sum(total, value, dtype)
+                    total = self._sum(total, value)
                 case Select(_, operand, keep, fill):
                     (view,) = self._views_of(operand)
                     condition = self._arranged(self.builder.cast(view.base, ir.DataType.BOOL), view, wanted, batch)
@@ -163,7 +163,7 @@ class MaskBuilder:
                     total = self.builder.max(total, self._number(floor, dtype))
         return total
 
-    def _sum(self, total: ir.Value | None, value: ir.Value, dtype: ir.DataType) -> ir.Value:
+    def _sum(self, total: ir.Value | None, value: ir.Value) -> ir.Value:
         """A total with a further summand, which may be the first one."""
         if total is None:
             return value
