@@ -10,14 +10,10 @@ from __future__ import annotations
 import numpy as np
 
 from fa_compiler.reference.call import OpCall, Output, operator
-from fa_compiler.reference.ops.rms_norm import reciprocal
+from fa_compiler.reference.ops.rms_norm import scaled
 
 
 @operator("GemmaRmsNorm")
 def gemma_rms_norm(call: OpCall) -> dict[str, Output]:
     """y in the shape and type of x, and rstd in float32, with size 1 along the axes of gamma."""
-    x, gamma = call.tensor("x"), call.tensor("gamma").astype(np.float64)
-    rstd = reciprocal(x.astype(np.float64), gamma.ndim, call.attrs["epsilon"])
-    with np.errstate(invalid="ignore", over="ignore"):
-        y = x.astype(np.float64) * rstd * (1 + gamma)
-    return {"y": Output(y, x.dtype), "rstd": Output(rstd, np.dtype(np.float32))}
+    return scaled(call, 1 + call.tensor("gamma").astype(np.float64))

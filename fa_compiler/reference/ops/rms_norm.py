@@ -15,10 +15,15 @@ from fa_compiler.reference.call import Floats, OpCall, Output, operator
 @operator("RmsNorm")
 def rms_norm(call: OpCall) -> dict[str, Output]:
     """y in the shape and type of x, and rstd in float32, with size 1 along the axes of gamma."""
-    x, gamma = call.tensor("x"), call.tensor("gamma").astype(np.float64)
-    rstd = reciprocal(x.astype(np.float64), gamma.ndim, call.attrs["epsilon"])
+    return scaled(call, call.tensor("gamma").astype(np.float64))
+
+
+def scaled(call: OpCall, weight: Floats) -> dict[str, Output]:
+    """x divided by its root mean square along the axes of a weight and multiplied by it, and the reciprocal."""
+    x = call.tensor("x")
+    rstd = reciprocal(x.astype(np.float64), weight.ndim, call.attrs["epsilon"])
     with np.errstate(invalid="ignore", over="ignore"):
-        y = x.astype(np.float64) * rstd * gamma
+        y = x.astype(np.float64) * rstd * weight
     return {"y": Output(y, x.dtype), "rstd": Output(rstd, np.dtype(np.float32))}
 
 
