@@ -185,12 +185,15 @@ class Driver {
   template <Gate kGate, bool kDelta>
   void run_chunk(const Tokens& tokens, int64_t first, int64_t end, const Scratch& s) const {
     Chunk<kGate, kDelta> chunk(shape_, s, tokens.count, p_.out.data != nullptr);
+    prefetch_results(tokens, first);
     chunk.prepare();
     bool any = false;
     for (int64_t n = first; n < end; ++n) {
+      if (n + 1 < end) prefetch_results(tokens, n + 1);
       prefetch_next(tokens, n - first, end - first);
       const bool whole = shape_.columns(n) == kPanel;
-      const bool in_place = whole && p_.value.type == Type::float32, out_in_place = whole && p_.out.type == Type::float32;
+      // Without a correction each tile of the products reads the values, so they are copied together.
+      const bool in_place = kDelta && whole && p_.value.type == Type::float32, out_in_place = whole && p_.out.type == Type::float32;
       if (!in_place) read_values(tokens, n, s.values);
       Panel panel{panel_of(s, 0, n - first), panel_of(s, 1, n - first), s.values, kPanel, s.results, kPanel, kChunk * kPanel, 1};
       if (in_place) {
@@ -227,6 +230,17 @@ class Driver {
       prefetch_rows(p_.key, t, tokens.head * p_.key_heads / p_.heads, shape_.keys);
       prefetch_rows(p_.query, t, tokens.head * shape_.group * p_.query_heads / p_.out_heads, shape_.keys);
       prefetch_rows(p_.value, t, tokens.head, shape_.values);
+    }
+  }
+
+  // Prefetches the lines where the results of a panel go. Rows lie a page apart in many layouts, so that they would evict each
+  // other, and what the products read, from the first-level cache: 5 % more time.
+  [[gnu::always_inline]] void prefetch_results(const Tokens& tokens, int64_t panel) const {
+    if (p_.out.data == nullptr) return;
+    const int64_t bytes = p_.out.type == Type::float32 ? 4 : 2;
+    for (int64_t n = 0; n < shape_.group; ++n) {
+      const char* row = static_cast<const char*>(p_.out.data) + result_at(tokens, n, panel) * bytes;
+      for (int64_t t = 0; t < tokens.count; ++t, row += p_.out.token * bytes) prefetch_lines(row, shape_.columns(panel) * bytes);
     }
   }
 
