@@ -10,8 +10,8 @@
 //     S  = S' + k v^T + p (r^T S)                  the same with reads_before_decay
 //     o  = scale S^T q
 //
-// g is one number for each head, one for each key dimension, or 0 without a gate. All of it is computed in float32,
-// whatever the types of the tensors are.
+// g is one number for each head, one for each key dimension, or 0 without a gate. All of it is computed in float32, whatever the
+// types of the tensors are, except that kernels with products of bfloat16 round the operands of these products.
 #pragma once
 
 #include "attention.hpp"

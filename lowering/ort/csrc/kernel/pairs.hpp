@@ -55,4 +55,23 @@ FA_INLINE void narrow_to_pairs(float* row, int64_t count) {
   for (int64_t c = 0; c <= count; c += kLanes) store_as(out + c * 2, Isa::narrow_operands(load(row + c)));
 }
 
+// The same for a row of whole vectors, which has no room behind it.
+FA_INLINE void narrow_vectors_to_pairs(float* row, int64_t count) {
+  for (int64_t c = 0; c < count; c += 2 * kLanes) {
+    const Vec second = c + kLanes < count ? load(row + c + kLanes) : Vec{};
+    store(row + c / 2, (Vec)Isa::narrow_operands(load(row + c), second));
+  }
+}
+
+// Makes pairs of two lines of kNumbers numbers each; `count` is that of the lines. The last line of an odd number is paired with 0.
+template <int64_t kNumbers = kPanel>
+FA_INLINE void pair_lines(const float* lines, int64_t stride, int64_t count, float* to) {
+  for (int64_t n = 0; n < count; n += 2, lines += 2 * stride, to += kNumbers) {
+#pragma GCC unroll 2
+    for (int64_t v = 0; v < kNumbers; v += kLanes) {
+      store(to + v, pair_of(load(lines + v), n + 1 < count ? load(lines + stride + v) : Vec{}));
+    }
+  }
+}
+
 }  // namespace fa::FA_ISA

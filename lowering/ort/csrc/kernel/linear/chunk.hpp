@@ -14,6 +14,9 @@
 //
 // The result of a product is NaN at other places than in the recurrence: 0 times NaN of a later token is NaN. So where a
 // number of a panel is not finite, the recurrence computes the panel again.
+//
+// With kPairs the products that read a state or make one, and A and P of one decay for each head, are products of bfloat16 two at a
+// time (pairs.hpp). A V', A and P with a decay for each key dimension, and all sums are of floats.
 #pragma once
 
 #include "../transpose.hpp"
@@ -37,7 +40,7 @@ struct Panel {
   float scale;
 };
 
-template <Gate kGate, bool kDelta>
+template <Gate kGate, bool kDelta, bool kPairs>
 class Chunk {
  public:
   Chunk(const Shape& shape, const Scratch& scratch, int64_t count, bool reads)
@@ -52,6 +55,10 @@ class Chunk {
       decay_by_blocks();
     } else {
       find_decays();
+      if constexpr (kPairs) {
+        pair_lines<kTokenRow>(s_.columns, kTokenRow, shape_.keys, s_.key_pairs);
+        round_rows();
+      }
       multiply_tokens(s_.keys, kDelta, s_.triangle);
       for (int64_t n = 0; n < shape_.group && reads_; ++n) {
         multiply_tokens(s_.queries + n * kChunk * shape_.row, true, s_.weights + n * kChunk * kTokenRow);
@@ -59,12 +66,18 @@ class Chunk {
     }
     for (int64_t i = 0; i < count_; ++i) weigh(i);
     if constexpr (kGate == Gate::head) decay_to_end();
+    if constexpr (kPairs) {
+      if constexpr (kGate == Gate::key) round_rows();
+      round_columns_and_weights();
+    }
   }
 
   // Computes a panel. False if a number is not finite.
   bool run(const Panel& panel) {
     FiniteCheck check;
+    if constexpr (kPairs) pair_lines(panel.before, kPanel, shape_.keys, s_.state_pairs);
     if constexpr (kDelta) each_tile(count_, Solve{*this, panel, check});
+    if constexpr (kPairs) pair_lines(values_of(panel), value_stride(panel), count_, s_.value_pairs);
     for (int64_t n = 0; n < shape_.group && reads_; ++n) each_tile(count_, Read{*this, panel, n, check});
     each_tile(shape_.keys, Write{*this, panel, check});
     return check.holds();
@@ -105,11 +118,14 @@ class Chunk {
 
   // The same for keys of a panel from j on, up to `end`.
   void multiply_columns(int64_t rows, const float* from, int64_t j, int64_t end, float* out) {
+    // With a decay for each key dimension, keys that are not rounded yet are decayed between two blocks.
+    constexpr bool kRounded = kPairs && kGate != Gate::key;
     const RowMajor a{from, shape_.row};
-    const PanelB b{s_.columns + j, kTokenRow};
+    const PanelB b{(kRounded ? s_.key_pairs : s_.columns) + j, kTokenRow};
     const Output c{out + j, kTokenRow};
-    if (end - j > kLanes) multiply<2, Beta::zero, false>(rows, a, b, shape_.keys, c, prefetches_);
-    else multiply<1, Beta::zero, false>(rows, a, b, shape_.keys, c, prefetches_);
+    const int64_t depth = kRounded ? depth_of(shape_.keys) : shape_.keys;
+    if (end - j > kLanes) multiply<2, Beta::zero, kRounded>(rows, a, b, depth, c, prefetches_);
+    else multiply<1, Beta::zero, kRounded>(rows, a, b, depth, c, prefetches_);
   }
 
   // Gives A and P of token i their decays, unless they have them, and A its sign and beta. P is 0 for later tokens.
@@ -126,7 +142,9 @@ class Chunk {
       float* weights = s_.weights + (n * kChunk + i) * kTokenRow;
       for (int64_t j = 0; j < kTokenRow; j += kLanes) {
         const Vec x = load(weights + j);
-        store(weights + j, kGate == Gate::key ? (Vec)((IntVec)x & first_lanes(i + 1 - j)) : x * load(decays + j));
+        const Vec decayed = kGate == Gate::key ? x : x * load(decays + j);
+        // Behind the last token nobody wrote a number. With a decay for each key dimension, or as half of a pair, it is read.
+        store(weights + j, kGate == Gate::key || kPairs ? (Vec)((IntVec)decayed & first_lanes(i + 1 - j)) : decayed);
       }
     }
   }
@@ -137,6 +155,24 @@ class Chunk {
     for (int64_t d = 0; d < shape_.keys; ++d) {
       float* column = s_.columns + d * kTokenRow;
       for (int64_t j = 0; j < count_; j += kLanes) store(column + j, load(column + j) * load(to_end + j));
+    }
+  }
+
+  // Rounds keys and queries to pairs.
+  void round_rows() const {
+    for (int64_t i = 0; i < count_; ++i) {
+      narrow_vectors_to_pairs(s_.keys + i * shape_.row, shape_.row);
+      for (int64_t n = 0; n < shape_.group && reads_; ++n) {
+        narrow_vectors_to_pairs(s_.queries + (n * kChunk + i) * shape_.row, shape_.row);
+      }
+    }
+  }
+
+  // The same for the other operands. A column without a token repeats one, and meets a value of 0.
+  void round_columns_and_weights() const {
+    for (int64_t d = 0; d < shape_.keys; ++d) narrow_vectors_to_pairs(s_.columns + d * kTokenRow, kTokenRow);
+    for (int64_t n = 0; n < shape_.group && reads_; ++n) {
+      for (int64_t i = 0; i < count_; ++i) narrow_vectors_to_pairs(s_.weights + (n * kChunk + i) * kTokenRow, kTokenRow);
     }
   }
 
@@ -242,7 +278,7 @@ class Chunk {
       const Scratch& s = chunk.s_;
       const float* triangle = s.triangle + i * kTokenRow;
       auto tile = Tile<kRows>::zero();
-      tile.add({s.keys + i * shape.row, shape.row}, {panel.before}, shape.keys);
+      tile.template add<kPairs>({s.keys + i * shape.row, shape.row}, chunk.state_of(panel), depth_of(shape.keys));
       tile.scale(s.from_values + i);
       tile.add_scaled(panel.values + i * panel.value_stride, panel.value_stride, s.betas + i, 1);
       tile.add({triangle, kTokenRow}, {s.values}, i);
@@ -264,9 +300,9 @@ class Chunk {
       const Scratch& s = chunk.s_;
       const int64_t token = n * kChunk + i;
       auto tile = Tile<kRows>::zero();
-      tile.add({s.queries + token * shape.row, shape.row}, {panel.before}, shape.keys);
+      tile.template add<kPairs>({s.queries + token * shape.row, shape.row}, chunk.state_of(panel), depth_of(shape.keys));
       if constexpr (kGate == Gate::head) tile.scale(s.from_start + i);
-      tile.add({s.weights + token * kTokenRow, kTokenRow}, {chunk.values_of(panel), chunk.value_stride(panel)}, i + kRows);
+      tile.template add<kPairs>({s.weights + token * kTokenRow, kTokenRow}, chunk.operand_of(panel), depth_of(i + kRows));
       tile.scale(&panel.scale, 0);
       tile.store_to(panel.out + n * panel.out_head + i * panel.out_stride, panel.out_stride, check);
     }
@@ -283,7 +319,7 @@ class Chunk {
       const Scratch& s = chunk.s_;
       auto tile = Tile<kRows>::scaled(panel.before + d * kPanel, kPanel, s.from_start + (kGate == Gate::key ? d : chunk.count_ - 1),
                                       kGate == Gate::key ? 1 : 0);
-      tile.add({s.columns + d * kTokenRow, kTokenRow}, {chunk.values_of(panel), chunk.value_stride(panel)}, chunk.count_);
+      tile.template add<kPairs>({s.columns + d * kTokenRow, kTokenRow}, chunk.operand_of(panel), depth_of(chunk.count_));
       tile.store_to(panel.after + d * kPanel, kPanel, check);
     }
   };
@@ -291,6 +327,17 @@ class Chunk {
   // V'
   const float* values_of(const Panel& panel) const { return kDelta ? s_.values : panel.values; }
   static int64_t value_stride(const Panel& panel) { return kDelta ? kPanel : panel.value_stride; }
+
+  // The state and V' as operands of the products, and the depth of a product of `count` numbers.
+  PanelB state_of(const Panel& panel) const {
+    if constexpr (kPairs) return {s_.state_pairs};
+    return {panel.before};
+  }
+  PanelB operand_of(const Panel& panel) const {
+    if constexpr (kPairs) return {s_.value_pairs};
+    return {values_of(panel), value_stride(panel)};
+  }
+  static int64_t depth_of(int64_t count) { return kPairs ? ceil_div(count, 2) : count; }
 
   const Shape& shape_;
   const Scratch& s_;

@@ -170,21 +170,27 @@ class Driver {
   }
 
   void run_chunk(const Tokens& tokens, int64_t first, int64_t end, const Scratch& s) const {
-    const bool delta = p_.correction == Correction::delta;
     switch (p_.gate) {
-      case Gate::none: return delta ? run_chunk<Gate::none, true>(tokens, first, end, s)
-                                    : run_chunk<Gate::none, false>(tokens, first, end, s);
-      case Gate::head: return delta ? run_chunk<Gate::head, true>(tokens, first, end, s)
-                                    : run_chunk<Gate::head, false>(tokens, first, end, s);
-      case Gate::key: return delta ? run_chunk<Gate::key, true>(tokens, first, end, s)
-                                   : run_chunk<Gate::key, false>(tokens, first, end, s);
+      case Gate::none: return run_gated_chunk<Gate::none>(tokens, first, end, s);
+      case Gate::head: return run_gated_chunk<Gate::head>(tokens, first, end, s);
+      case Gate::key: return run_gated_chunk<Gate::key>(tokens, first, end, s);
     }
+  }
+  template <Gate kGate>
+  void run_gated_chunk(const Tokens& tokens, int64_t first, int64_t end, const Scratch& s) const {
+    const bool delta = p_.correction == Correction::delta;
+    if constexpr (kHasPairs) {
+      if (multiplies_pairs(p_)) {
+        return delta ? run_chunk<kGate, true, true>(tokens, first, end, s) : run_chunk<kGate, false, true>(tokens, first, end, s);
+      }
+    }
+    return delta ? run_chunk<kGate, true, false>(tokens, first, end, s) : run_chunk<kGate, false, false>(tokens, first, end, s);
   }
 
   // Panels [first, end), from s.states[0] to s.states[1].
-  template <Gate kGate, bool kDelta>
+  template <Gate kGate, bool kDelta, bool kPairs>
   void run_chunk(const Tokens& tokens, int64_t first, int64_t end, const Scratch& s) const {
-    Chunk<kGate, kDelta> chunk(shape_, s, tokens.count, p_.out.data != nullptr);
+    Chunk<kGate, kDelta, kPairs> chunk(shape_, s, tokens.count, p_.out.data != nullptr);
     prefetch_results(tokens, first);
     chunk.prepare();
     bool any = false;

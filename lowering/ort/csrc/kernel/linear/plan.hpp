@@ -6,8 +6,8 @@
 #pragma once
 
 #include "../../linear.hpp"
-#include "../convert.hpp"
 #include "../exp.hpp"
+#include "../pairs.hpp"
 
 namespace fa::FA_ISA::lin {
 
@@ -50,6 +50,12 @@ struct Shape {
   int64_t columns(int64_t panel) const { return smaller(kPanel, values - panel * kPanel); }
 };
 
+// Whether the products of chunks are products of bfloat16 two at a time: where query, key and value are bfloat16. The state,
+// V' and the probabilities are rounded to bfloat16 as operands, as those of attention are, and summed and kept as floats.
+FA_INLINE bool multiplies_pairs(const Problem& p) {
+  return kHasPairs && p.query.type == Type::bfloat16 && p.key.type == Type::bfloat16 && p.value.type == Type::bfloat16;
+}
+
 // The memory of a worker that computes at most `panels` panels of a state.
 struct Scratch {
   float* states[2];  // [panels][row][kPanel]: before and after a chunk
@@ -73,6 +79,10 @@ struct Scratch {
   float* from_values; // [kChunk]: what the part of V' that S_0 gives is multiplied by
   float* in_block;    // [row]: the decay since the block began
   float* redo;        // [panels]: whether the recurrence has to compute a panel
+  // For products of pairs (pairs.hpp), each number two bfloat16:
+  float* state_pairs; // [row / 2][kPanel]: the lines of a panel, two by two
+  float* value_pairs; // [kChunk / 2][kPanel]: V'
+  float* key_pairs;   // [row / 2][kTokenRow]: `columns`, two by two; not with Gate::key
 
   Scratch(const Problem& problem, const Shape& shape, int64_t panels, float* memory) : memory_(memory) {
     const int64_t rows_of_chunk = kChunk * shape.row;
@@ -98,6 +108,10 @@ struct Scratch {
     from_values = take(kChunk);
     in_block = take(shape.row);
     redo = take(panels);
+    const bool pairs = multiplies_pairs(problem);
+    state_pairs = take(pairs ? shape.row / 2 * kPanel : 0);
+    value_pairs = take(pairs ? kChunk / 2 * kPanel : 0);
+    key_pairs = take(pairs && problem.gate != Gate::key ? shape.row / 2 * kTokenRow : 0);
   }
 
   static size_t bytes(const Problem& problem, const Shape& shape, int64_t panels) {

@@ -49,9 +49,11 @@ struct Tile {
     }
   }
 
+  // With kPairs `depth` counts pairs of numbers.
+  template <bool kPairs = false>
   [[gnu::always_inline]] void add(RowMajor a, PanelB b, int64_t depth) {
     Reader<RowMajor, kRows> numbers(a);
-    add_along_depth<kRows, 2, false>(numbers, b, depth, sum);
+    add_along_depth<kRows, 2, kPairs>(numbers, b, depth, sum);
   }
 
   // Row r += sum over n < r of triangle_rn row n.
