@@ -19,7 +19,7 @@ import onnxruntime as ort
 from onnx import parser
 
 import fa_compiler
-from bench.linear import least
+from bench.linear import least, timed
 from bench.sparse import ort_value
 
 WIDTH = 4
@@ -79,7 +79,8 @@ def measured(channels: int, tokens: int, columns: int, threads: int, seconds: fl
         value.name: rng.standard_normal([dim.dim_value for dim in value.type.tensor_type.shape.dim], np.float32)
         for value in model.graph.input
     }
-    return least({"as exported": bound(model, feeds, threads), "fused": bound(fused, feeds, threads)}, threads, seconds)
+    runs = {"as exported": bound(model, feeds, threads), "fused": bound(fused, feeds, threads)}
+    return least({name: timed(run, threads) for name, run in runs.items()}, seconds)
 
 
 def main() -> None:

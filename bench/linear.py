@@ -1,7 +1,7 @@
 """Measures linear attention and the short convolution beside ONNX Runtime's own operators and the machine's limit.
 
     python -m bench.linear --tokens 1,8,256,1024,4096 --heads 16 --threads 1
-    python -m bench.linear --rules gated,gated_delta --gates head,key --dtype bfloat16
+    python -m bench.linear --rules gated,gated_delta --gates head,key --dtype bfloat16 --peer-python TORCH/bin/python
 
 The time is the processor time with one thread, so other work on the machine does not count; with more threads it is the
 elapsed time. The methods of a case run in turns, and the least time of each is shown, for one token and head.
@@ -9,10 +9,13 @@ elapsed time. The methods of a case run in turns, and the least time of each is 
     ours          FlashLinearAttention, ShortConvolution
     contrib       LinearAttention and CausalConvWithState of com.microsoft, which take float32 only
     opset 27      those of ai.onnx, which ONNX Runtime expands to other operators
+    transformers  the chunked code of transformers in torch, in the interpreter of --peer-python (linear_peers.py), for
+                  more than a few tokens
 
 The limit of several tokens is the time of the multiply-adds of the recurrence without its decay: 6 Dk Dv operations for
-each token and head with a correction, 4 Dk Dv without one. A chunked method needs more operations than that, 138,000
-instead of 98,000 for 128 x 128 numbers in chunks of 64, so that it cannot reach 100 %. The limit of one token is the
+each token and head with a correction, 4 Dk Dv without one, in float32, also where the processor multiplies bfloat16
+faster. A chunked method needs more operations than that, 111,000 instead of 98,000 for 128 x 128 numbers in our chunks
+of 24 tokens. The limit of one token is the
 time of reading and writing the state once, and that of the convolution of reading the input and writing the result.
 Each result is compared with ours before it is timed.
 """
@@ -38,15 +41,22 @@ from bench.sparse import multiply_adds, ort_value
 from bench.speed.limits import Machine
 from fa_compiler.lowering.ort.eager import from_ort
 from fa_compiler.op_registry import DOMAIN, VERSION, get, place_inputs
+from tools.processes import Server, module
 
 TYPES = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 TOLERANCE = 1e-4
 """The allowed difference of float32 results, relative to the largest number: sums of thousands of products in another
 order."""
+TOLERANCES = {"float32": TOLERANCE, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+"""The same by type for peers that round a result of 16 bits, and in bfloat16 other operands, too."""
+TIMEOUT = 600.0
+"""Seconds in which a peer has to answer."""
 FEW = 8
 """From one token to this number the state bounds the time."""
 
 Run = Callable[[], np.ndarray]
+Timed = Callable[[], float]
+"""A run that returns its seconds."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +144,12 @@ def convolution(tokens: int, options: argparse.Namespace) -> Case:
     )
 
 
-def methods(case: Case, threads: int) -> dict[str, Run]:
+def methods(case: Case, threads: int, server: Server | None) -> dict[str, Timed]:
     """The methods that take the case, each with its result compared with ours."""
-    made = {"ours": session_of(case, DOMAIN, threads)}
-    expected = made["ours"]()
+    ours = session_of(case, DOMAIN, threads)
+    made, expected = {"ours": timed(ours, threads)}, ours()
+    if server is not None and case.operations and not case.moved:
+        made |= peers(case, threads, server, expected.astype(np.float32))
     if case.inputs[next(iter(case.inputs))].dtype != np.float32:
         return made
     for name, domain in (("contrib", "com.microsoft"), ("opset 27", "")):
@@ -149,27 +161,54 @@ def methods(case: Case, threads: int) -> dict[str, Run]:
         difference = np.abs(run().astype(np.float64) - expected).max() / np.abs(expected).max()
         if not difference <= TOLERANCE:
             raise SystemExit(f"{case.name}: the result of {name} differs from ours by {difference:.1e}")
-        made[name] = run
+        made[name] = timed(run, threads)
     return made
 
 
-def measure(case: Case, threads: int, seconds: float) -> dict[str, float]:
+def peers(case: Case, threads: int, server: Server, expected: np.ndarray) -> dict[str, Timed]:
+    """The methods of another interpreter, each with its result compared with ours."""
+    rule, _, gate = case.name.partition(", ")
+    dtype = str(case.inputs["query"].dtype)
+    question = {"case": rule, "gate": gate, "heads": case.attrs["q_num_heads"], "threads": threads, "type": dtype}
+    made: dict[str, Timed] = {}
+    with tempfile.TemporaryDirectory() as name:
+        inputs, result = Path(name) / "inputs.npz", Path(name) / "result.npy"
+        np.savez(inputs, allow_pickle=False, **{key: each.astype(np.float32) for key, each in case.inputs.items()})
+        for peer in server.ask(question | {"inputs": str(inputs)})["peers"]:
+            server.ask({"result": peer, "to": str(result)})
+            difference = np.abs(np.load(result) - expected).max() / np.abs(expected).max()
+            if not difference <= TOLERANCES[dtype]:
+                raise SystemExit(f"{case.name}: the result of {peer} differs from ours by {difference:.1e}")
+            made[peer] = lambda peer=peer: float(server.ask({"time": peer})["seconds"])
+    return made
+
+
+def measure(case: Case, threads: int, seconds: float, server: Server | None = None) -> dict[str, float]:
     """The least time of each method in seconds. They run in turns for so many seconds."""
-    return least(methods(case, threads), threads, seconds)
+    return least(methods(case, threads, server), seconds)
 
 
-def least(runs: Mapping[str, Callable[[], Any]], threads: int, seconds: float) -> dict[str, float]:
-    """The least time of each run in seconds, in turns for so many seconds and three times at least. With one thread it
-    is the processor's time, so that other work on the machine does not count."""
-    best = dict.fromkeys(runs, float("inf"))
+def timed(run: Callable[[], Any], threads: int) -> Timed:
+    """A call that runs once and returns the seconds that it took. With one thread it is the processor's time, so that
+    other work on the machine does not count."""
     clock = time.process_time if threads == 1 else time.perf_counter
+
+    def seconds() -> float:
+        start = clock()
+        run()
+        return clock() - start
+
+    return seconds
+
+
+def least(runs: Mapping[str, Timed], seconds: float) -> dict[str, float]:
+    """The least time of each run in seconds, in turns for so many seconds and three times at least."""
+    best = dict.fromkeys(runs, float("inf"))
     end, rounds = time.monotonic() + seconds, 0
     while rounds < 3 or time.monotonic() < end:
         rounds += 1
         for name, run in runs.items():
-            start = clock()
-            run()
-            best[name] = min(best[name], clock() - start)
+            best[name] = min(best[name], run())
     return best
 
 
@@ -204,19 +243,21 @@ def main() -> None:
     parser.add_argument("--threads", type=listed(int), default=[1], help="numbers of threads, separated by commas")
     parser.add_argument("--dtype", choices=[*TYPES], default="float32")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each case")
+    parser.add_argument("--peer-python", metavar="PYTHON", help="an interpreter that has torch and transformers")
     parser.add_argument("--convolution", action="store_true", help="measure the short convolution, too")
     options = parser.parse_args()
-    print(f"{'threads':>7}  {'tokens':>6}  {'case':20}  {'method':10}  ns a token and head  of the limit  times ours")
-    with tempfile.TemporaryDirectory() as folder:
-        machine = Machine.compile(Path(folder))
+    print(f"{'threads':>7}  {'tokens':>6}  {'case':20}  {'method':12}  ns a token and head  of the limit  times ours")
+    helper = module(options.peer_python or "", "bench.linear_peers")
+    with tempfile.TemporaryDirectory() as folder, Server(helper, TIMEOUT) as running:
+        machine, server = Machine.compile(Path(folder)), running if options.peer_python else None
         for threads in options.threads:
             rate = max(multiply_adds(machine, threads) for _ in range(5))
             for tokens, case in cases(options):
-                measured = measure(case, threads, options.seconds)
+                measured = measure(case, threads, options.seconds, server)
                 least = reading(machine, case.moved, threads) if case.moved else case.operations / rate
                 for method, seconds in measured.items():
                     print(
-                        f"{threads:7}  {tokens:6}  {case.name:20}  {method:10}  {1e9 * seconds / case.units:19.2f}"
+                        f"{threads:7}  {tokens:6}  {case.name:20}  {method:12}  {1e9 * seconds / case.units:19.2f}"
                         f"  {least / seconds:12.1%}  {seconds / measured['ours']:10.2f}",
                         flush=True,
                     )
