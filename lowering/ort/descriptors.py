@@ -40,7 +40,7 @@ _ELEMENTS = {
 
 # The products with the widest combinations of types. Those of the first product that has any are registered, except
 # combinations with FP8 types, which have no CPU kernel.
-_PRODUCTS = ("ascend910_95", "ascend910b")
+_PRODUCTS = ("ascend910_95", "ascend910b", "ascend950")
 
 _HALFS = ("DT_FLOAT16", "DT_BF16")
 

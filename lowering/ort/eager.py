@@ -47,6 +47,9 @@ Array = npt.NDArray[Any]
 _ONNX_OPSET = 17
 _IR_VERSION = 8
 
+# Outputs that have the type of another input than the first one: the gradient of the weights, and states.
+_TYPE_OF = {"d_weight": "weight", "final_state": "initial_state", "state": "state"}
+
 # The environment variables that change the arithmetic of a kernel.
 _KERNEL_SETTINGS = ("FA_COMPILER_ISA", "FA_COMPILER_FLOAT32_PRODUCTS")
 
@@ -125,7 +128,7 @@ def compute(
     request, placed = requested(spec, arrays, attributes, outputs, cann)
     try:
         session = _session(request, _turns.get(), tuple(map(os.environ.get, _KERNEL_SETTINGS)))
-        results = session.run_with_ort_values(list(request.wanted), fed(request, placed))
+        results = session.run_with_ort_values(list(request.results), fed(request, placed))
     except ORT_ERRORS as error:
         raise KernelError(_kernel_message(spec, str(error))) from None
     return {name: from_ort(result) for name, result in zip(request.wanted, results, strict=True)}
@@ -146,6 +149,11 @@ class Request:
     def spec(self) -> OpSpec:
         """The operator's entry in the registry."""
         return get(self.op_type, self.cann)
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """The names of the model's outputs that are `wanted`."""
+        return tuple(_result_name(self.spec, name) for name in self.wanted)
 
 
 def requested(
@@ -170,6 +178,11 @@ def fed(request: Request, placed: Sequence[Array | None], prefix: str = "") -> d
     tensors = {id(array): to_ort(array) for array in placed if array is not None}
     names = _input_names(request.spec, dict(request.attributes))
     return {prefix + name: tensors[id(array)] for name, array in zip(names, placed, strict=False) if array is not None}
+
+
+def _result_name(spec: OpSpec, name: str) -> str:
+    """The name of the model's output for an output of the operator. A state in place has the name of an input, too."""
+    return f"new_{name}" if name in spec.input_names else name
 
 
 def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
@@ -236,7 +249,9 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     nodes, inputs, results = [], [], []
     for prefix, request in requests.items():
         spec, attributes = request.spec, request.attributes
-        output_names = [prefix + entry.name if entry.name in request.wanted else "" for entry in spec.outputs]
+        output_names = [
+            prefix + _result_name(spec, entry.name) if entry.name in request.wanted else "" for entry in spec.outputs
+        ]
         while output_names and not output_names[-1]:
             output_names.pop()
         given = list(zip(_input_names(spec, dict(attributes)), request.types, strict=False))
@@ -252,7 +267,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
         inputs += [helper.make_tensor_value_info(prefix + name, dtype, None) for name, dtype in given if dtype]
         results += [
             helper.make_tensor_value_info(
-                prefix + entry.name, _output_type(spec, entry, request.types, attributes), None
+                prefix + _result_name(spec, entry.name), _output_type(spec, entry, request.types, attributes), None
             )
             for entry in spec.outputs
             if entry.name in request.wanted
@@ -277,14 +292,14 @@ def _output_type(
 ) -> int:
     """The type of an output.
 
-    An output with a single possible type has that type. The gradient of the weights has the weights' type, which may
-    differ from the query's. All other outputs have the query's type. Where the record itself gives the combinations of
-    types, as with lists among the inputs, the registry infers the type.
+    An output with a single possible type has that type. Those of `_TYPE_OF` have the type of an input that may differ
+    from the query's. All other outputs have the query's type. Where the record itself gives the combinations of types,
+    as with lists among the inputs, the registry infers the type.
     """
     kernel = operator(spec.name).kernel
     if kernel is not None and kernel.type_rows is not None:
         return _inferred_type(spec, entry, types, attributes)
-    source = {"d_weight": "weight"}.get(entry.name, spec.inputs[0].name)
+    source = _TYPE_OF.get(entry.name, spec.inputs[0].name)
     position = spec.input_names.index(source) if source in spec.input_names else 0
     only = dtypes.to_onnx(entry.dtypes[0]) if len(entry.dtypes) == 1 else None
     return only or types[position] or TensorProto.FLOAT

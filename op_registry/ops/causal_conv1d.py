@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from fa_compiler.op_registry.constraints import causal_conv1d
 from fa_compiler.op_registry.constraints.causal_conv1d import ConvolutionSizes
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, one_of
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
@@ -148,4 +149,4 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return causal_conv1d.infer(inputs)
 
 
-OPERATOR = Operator(variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None)
+OPERATOR = Operator(variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=CpuKernel())

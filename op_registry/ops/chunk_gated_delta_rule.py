@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import delta_rule
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.macros import REG_OP
 from fa_compiler.op_registry.operator import Attrs, Inputs, Operator, Outputs
@@ -108,5 +109,5 @@ OPERATOR = Operator(
     variants=(OPDEF.OP_END_FACTORY_REG(), WITH_FLOAT_STATE.OP_END_FACTORY_REG()),
     infer=infer,
     rules=rules,
-    kernel=None,
+    kernel=CpuKernel(),
 )

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import causal_conv1d
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number, shape_is
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import NULLPTR, Diagnostic
 from fa_compiler.op_registry.geometry import shape_of
 from fa_compiler.op_registry.macros import REG_OP
@@ -201,4 +202,4 @@ def infer(inputs: Inputs, attrs: Attrs) -> Outputs:
     return causal_conv1d.infer(inputs)
 
 
-OPERATOR = Operator(variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=None)
+OPERATOR = Operator(variants=(OPDEF.OP_END_FACTORY_REG(),), infer=infer, rules=rules, kernel=CpuKernel())

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 
 from fa_compiler.op_registry.constraints import delta_rule
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, number
+from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.diagnostic import Diagnostic
 from fa_compiler.op_registry.geometry import shape_of
 from fa_compiler.op_registry.macros import REG_OP
@@ -159,5 +160,5 @@ OPERATOR = Operator(
     variants=tuple(each.OP_END_FACTORY_REG() for each in (OPDEF, WITH_KEY_DECAY, ON_950, WITH_FLOAT_STATE)),
     infer=infer,
     rules=rules,
-    kernel=None,
+    kernel=CpuKernel(),
 )

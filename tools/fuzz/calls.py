@@ -147,10 +147,14 @@ class Together:
                 continue
             requests[f"{number}/"] = key, request
             feeds |= eager.fed(request, placed, f"{number}/")
-        names = [(key, prefix, name) for prefix, (key, request) in requests.items() for name in request.wanted]
+        names = [
+            (key, prefix + result, name)
+            for prefix, (key, request) in requests.items()
+            for name, result in zip(request.wanted, request.results, strict=True)
+        ]
         try:
             session = eager.session_of({prefix: request for prefix, (_, request) in requests.items()})
-            results = session.run_with_ort_values([prefix + name for _, prefix, name in names], feeds)
+            results = session.run_with_ort_values([result for _, result, _ in names], feeds)
         except Exception:  # of ONNX Runtime: one of them is refused
             for key, _ in requests.values():
                 op, inputs, attrs, outputs, cann = self.waiting[key]

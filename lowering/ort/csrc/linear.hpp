@@ -88,7 +88,7 @@ enum class Activation : uint8_t { none, silu };
 //     out[t] = activation(bias + sum over j < width of weight[j] * in[t - (width - 1) + j]),
 //
 // where tokens before the first one come from the past state, or are 0. The present state is the last width - 1 tokens of
-// the past and the input together.
+// the past and the input together. With adds_input, in[t] is added to out[t] before it is rounded; this needs channels_last.
 struct Convolution {
   Activation activation = Activation::none;
   Type type = Type::float32;  // of all tensors
@@ -96,6 +96,7 @@ struct Convolution {
   int64_t channels = 0;
   int64_t tokens = 0;
   int64_t width = 1;
+  bool adds_input = false;
   bool channels_last = false;    // input and output [batch, tokens, channels] instead of [batch, channels, tokens]
   const void* input = nullptr;
   const void* weight = nullptr;  // [channels, width]

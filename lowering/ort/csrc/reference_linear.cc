@@ -138,6 +138,7 @@ Outcome convolution_of(const linear::Convolution& c, const Runtime&) {
           sum += double{read(c.weight, channel * c.width + j, c.type)} * numbers[static_cast<size_t>(t + j)];
         }
         if (c.activation == linear::Activation::silu) sum *= 1 / (1 + std::exp(-sum));
+        if (c.adds_input) sum += numbers[static_cast<size_t>(history + t)];
         write(c.out, at(t), static_cast<float>(sum), c.type);
       }
       for (int64_t t = 0; t < history && c.present != nullptr; ++t) {

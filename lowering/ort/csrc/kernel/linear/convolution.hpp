@@ -138,6 +138,12 @@ class Convolver {
 
   FA_INLINE Vec activated(Vec x, bool silu_too) { return silu_too ? silu(x) : x; }
 
+  // The number that belongs to a sum, and to the input at its token.
+  FA_INLINE Vec result(Vec sum, bool silu_too, Vec input, bool adds_input) {
+    const Vec x = activated(sum, silu_too);
+    return adds_input ? x + input : x;
+  }
+
   // One channel, in vectors of tokens. Its first tokens, and the past before them, are computed from a copy.
   void run_channel(int64_t entry, int64_t channel, float* memory) const {
     const int64_t row = entry * c_.channels + channel;
@@ -201,7 +207,7 @@ class Convolver {
     for (int64_t channel = first; channel < end; channel += kLanes) {
       const int64_t count = smaller(kLanes, end - channel);
       if (c_.out != nullptr) {
-        alignas(sizeof(Vec)) float sums[kLanes] = {};
+        alignas(sizeof(Vec)) float sums[kLanes] = {}, inputs[kLanes] = {};
         for (int64_t n = 0; n < count; ++n) {
           const Number* weight = numbers(c_.weight) + (channel + n) * width;
           float sum = c_.bias == nullptr ? 0.0f : Cell::number(numbers(c_.bias)[channel + n]);
@@ -209,10 +215,11 @@ class Convolver {
           for (int64_t j = 0; j < history; ++j) {
             sum += (past == nullptr ? 0.0f : Cell::number(past[j])) * Cell::number(weight[j]);
           }
-          sums[n] = sum + Cell::number(in[channel + n]) * Cell::number(weight[history]);
+          inputs[n] = Cell::number(in[channel + n]);
+          sums[n] = sum + inputs[n] * Cell::number(weight[history]);
         }
         Number* out = static_cast<Number*>(c_.out) + start + channel;
-        Cell::store_some(out, activated(load(sums), c_.activation == Activation::silu), count);
+        Cell::store_some(out, result(load(sums), c_.activation == Activation::silu, load(inputs), c_.adds_input), count);
       }
       for (int64_t n = channel; n < channel + count; ++n) keep(start + n, in + n, c_.channels);
     }
@@ -306,7 +313,8 @@ class Convolver {
           for (int64_t j = 0; j < c_.width; ++j) {
             sum += load(window + (t + j) * kRunChannels + n) * load(weights + j * kRunChannels + n);
           }
-          Cell::store_some(out + t * c_.channels + n, activated(sum, silu_too), smaller(kLanes, channels - n));
+          const Vec input = load(window + (history_ + t) * kRunChannels + n);
+          Cell::store_some(out + t * c_.channels + n, result(sum, silu_too, input, c_.adds_input), smaller(kLanes, channels - n));
         }
       }
       switch (c_.width) {
@@ -324,6 +332,7 @@ class Convolver {
   void columns(const Number* in, Number* out, int64_t channels, const float* weights, const float* bias,
                bool silu_too) const {
     const int64_t width = kWidth == 0 ? c_.width : kWidth, stride = c_.channels;
+    const bool adds_input = c_.adds_input;
     for (int64_t t = width - 1; t < c_.tokens; ++t) {
       const Number* from = in + (t - (width - 1)) * stride;
       Number* to = out + t * stride;
@@ -334,7 +343,7 @@ class Convolver {
         for (int64_t j = 0; j < width; ++j) {
           sum += Cell::load(from + j * stride + n) * load(weights + j * kRunChannels + n);
         }
-        Cell::store(to + n, activated(sum, silu_too));
+        Cell::store(to + n, result(sum, silu_too, Cell::load(in + t * stride + n), adds_input));
       }
       const int64_t count = channels - n;
       if (count == 0) continue;
@@ -342,7 +351,7 @@ class Convolver {
       for (int64_t j = 0; j < width; ++j) {
         sum += Cell::load_some(from + j * stride + n, count) * load(weights + j * kRunChannels + n);
       }
-      Cell::store_some(to + n, activated(sum, silu_too), count);
+      Cell::store_some(to + n, result(sum, silu_too, Cell::load_some(in + t * stride + n, count), adds_input), count);
     }
   }
 
