@@ -52,10 +52,11 @@ class DeltaRule:
     def step(self, state: Floats, t: int) -> tuple[Floats, Floats]:
         """The states [Nv,Dv,Dk] after token t, and its output [Nv,Dv]."""
         key = self.key[t]
-        state = state * self.decay[t][:, None]
-        change = self.beta[t][:, None] * (self.value[t] - np.einsum("hvk,hk->hv", state, key))
-        state = state + change[..., None] * key[:, None]
-        return state, np.einsum("hvk,hk->hv", state, self.query[t])
+        with np.errstate(invalid="ignore", over="ignore"):
+            state = state * self.decay[t][:, None]
+            change = self.beta[t][:, None] * (self.value[t] - np.einsum("hvk,hk->hv", state, key))
+            state = state + change[..., None] * key[:, None]
+            return state, np.einsum("hvk,hk->hv", state, self.query[t])
 
 
 def _exponential(exponent: Floats) -> Floats:

@@ -160,7 +160,7 @@ def prefix_caching(call: CheckedNode) -> Iterator[Diagnostic]:
 def contents(call: CheckedNode) -> Iterator[Diagnostic]:
     """query_start_loc begins with 0, rises, and ends with T. cache_indices names lines of conv_states, each once, or
     pad_slot_id. num_computed_tokens is 0 or more. num_accepted_tokens is 1 to the length of the sequence, and of a line
-    without 1."""
+    without 1. The blocks of a sequence fit together, and the one that it reads has a line."""
     found = causal_conv1d.sizes_of(call)
     if found is None:
         return
@@ -190,6 +190,21 @@ def _block_numbers(call: CheckedNode) -> Iterator[Diagnostic]:
         if one > other or read > min(one + 1, other) or (isinstance(blocks, int) and other >= blocks):
             message = f"{BLOCKS[1]} has {number(other)} beside {number(one)} and {number(read)}, which do not fit"
             yield Diagnostic(BLOCKS[1], message, "document")
+            return
+    yield from _read_lines(call, initial, last)
+
+
+def _read_lines(call: CheckedNode, initial: list[int], last: list[int]) -> Iterator[Diagnostic]:
+    """A sequence that does not begin reads a block that has a line."""
+    lines, computed = call.content("cache_indices"), call.content("num_computed_tokens")
+    blocks, skipped = shape_of(call["cache_indices"], 2)[1], call.attr("pad_slot_id")
+    if lines is None or computed is None or not isinstance(blocks, int):
+        return
+    for sequence, (read, write, begun) in enumerate(zip(initial, last, computed, strict=False)):
+        row = lines[sequence * blocks : (sequence + 1) * blocks]
+        if begun and 0 <= read <= write < len(row) and row[read] == skipped != row[write]:
+            message = f"{BLOCKS[2]} names a block without a line, expected one that is not {skipped}"
+            yield Diagnostic(BLOCKS[2], message, "document")
             return
 
 

@@ -148,6 +148,7 @@ BROKEN: list[tuple[str, NodeView, str, int]] = [
     ("FC.9", fused({"cache_indices": ints(0, LINES)}), "cache_indices", I),
     ("FC.9", cached({"block_idx_last_scheduled_token": ints(2, 3)}), "block_idx_last_scheduled_token", I),
     ("FC.9", cached({"initial_state_idx": ints(0, 3)}), "block_idx_last_scheduled_token", I),
+    ("FC.9", cached({"cache_indices": constant([[0, 1, 2], [-1, 4, 5]], INT32)}), "initial_state_idx", I),
 ]
 
 

@@ -242,7 +242,7 @@ Form drawn_form(Random& random) {
 struct ConvolutionForm {
   int64_t batch = 2, channels = 70, tokens = 50, width = 4;
   bool channels_last = false, silu = false, bias = true, past = true, present = true, in_place = false, out = true;
-  bool specials = false;
+  bool specials = false, adds_input = false;
   Type type = Type::float32;
   unsigned seed = 7;
 };
@@ -252,7 +252,8 @@ std::string text_of(const ConvolutionForm& form) {
          std::to_string(form.channels) + " x " + std::to_string(form.tokens) + ", width " + std::to_string(form.width) +
          (form.channels_last ? ", channels last" : "") + (form.silu ? ", silu" : "") + (form.bias ? "" : ", no bias") +
          (form.past ? "" : ", no past") + (form.present ? "" : ", no present") + (form.in_place ? ", in place" : "") +
-         (form.out ? "" : ", no result") + (form.specials ? ", specials" : "") + ", seed " + std::to_string(form.seed);
+         (form.out ? "" : ", no result") + (form.specials ? ", specials" : "") +
+         (form.adds_input ? ", adds the input" : "") + ", seed " + std::to_string(form.seed);
 }
 
 ConvolutionForm drawn_convolution(Random& random) {
@@ -262,6 +263,7 @@ ConvolutionForm drawn_convolution(Random& random) {
   form.tokens = one_of(random, {0, 1, 2, 3, 4, 8, 15, 16, 17, 33, 70, 200});
   form.width = one_of(random, {1, 2, 3, 4, 4, 5, 9, 20});
   form.channels_last = random() % 2 == 0;
+  form.adds_input = form.channels_last && random() % 2 == 0;
   form.silu = random() % 2 == 0;
   form.bias = random() % 2 == 0;
   form.past = random() % 3 != 0;
@@ -293,6 +295,7 @@ std::vector<Numbers> convolve(const ConvolutionForm& form, const linear::Kernels
   c.channels = form.channels;
   c.tokens = form.tokens;
   c.width = form.width;
+  c.adds_input = form.adds_input;
   c.channels_last = form.channels_last;
   c.input = input.data();
   c.weight = weight.data();
@@ -364,6 +367,7 @@ void check_linear(Report& report, Random* random) {
     ConvolutionForm form;
     form.channels_last = channels_last;
     form.silu = true;
+    form.adds_input = channels_last;
     check_convolution(report, form);
     form.tokens = 1;
     form.in_place = true;
