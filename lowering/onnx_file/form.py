@@ -20,9 +20,9 @@ results. A file has the bodies of all its nodes, or none if a node has no body o
 FlashLinearAttention and ShortConvolution keep their names and domain, because their first output is the one that every
 model needs. Their bodies are functions of this name. If the nodes of one of them need several bodies, it has none.
 
-A file for Ascend keeps the nodes of the graph. The library has no kernels of the operators around attention, nor of
-CANN's linear attention. So the file holds functions of them, in the domain of the nodes (around_bodies.py,
-delta_bodies.py), which `add_ascend_bodies` adds.
+A file for Ascend keeps the nodes of the graph. It holds functions of the operators around attention, of which the
+library has no kernels, and of CANN's linear attention, in the domain of the nodes (around_bodies.py, delta_bodies.py).
+`add_ascend_bodies` adds them.
 
 `to_graph_operators` is the way back: what reads a model of this form sees the nodes of the graph, without functions.
 """
@@ -122,9 +122,9 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
 
 
 def add_ascend_bodies(proto: onnx.ModelProto, made: Iterable[str], given: onnx.ModelProto) -> None:
-    """Add the functions of Ascend's operators without a kernel to a model: of those around attention that were `made`
-    now, of those that the `given` model had functions of, and of the delta rules. Other nodes of the types around
-    attention may be called in a way that the functions do not compute."""
+    """Add the functions of Ascend's operators to a model: of those around attention that were `made` now, of those that
+    the `given` model had functions of, and of the delta rules. Other nodes of the types around attention may be called
+    in a way that the functions do not compute."""
     before = (each.name for each in given.functions if each.domain == DOMAIN and has_body(each.name))
     owners = [proto.graph.node, *(function.node for function in proto.functions)]
     nodes = [node for owner in owners for node in _each(owner) if node.domain == DOMAIN]

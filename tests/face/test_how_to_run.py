@@ -56,8 +56,8 @@ CLOSE = 2**-6
 
 
 @pytest.mark.parametrize("past", [False, True])
-def test_an_operator_without_a_kernel(past: bool, tmp_path: Path) -> None:
-    """A function in the file computes it, with the library and without."""
+def test_an_operator_that_is_also_a_function(past: bool, tmp_path: Path) -> None:
+    """The library has its kernel. Without the library the function in the file computes it."""
     inputs, attrs = problem(3, past=past)
     original, path = saved(linear(inputs, attrs, is_open=True), tmp_path / "model.onnx"), tmp_path / "fused.onnx"
     result = fa_compiler.optimize(original, path, target="ascend", assume=ASSUMED)
@@ -68,8 +68,8 @@ def test_an_operator_without_a_kernel(past: bool, tmp_path: Path) -> None:
     assert main(["verify", str(original), str(path), "--rtol", "5e-2"]) == 0  # keys that are longer than 1
 
 
-def test_operators_with_neither_kernel_nor_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The reference runs the file, and a comparison says why there is none. Nodes of other inputs share no function."""
+def test_an_operator_that_is_no_function(tmp_path: Path) -> None:
+    """Nodes of other inputs share no function, so only the library computes them."""
     inputs, attrs = problem(3)
     model = linear(inputs, attrs)
     other = model.graph.node.add()
@@ -82,15 +82,41 @@ def test_operators_with_neither_kernel_nor_function(tmp_path: Path, capsys: pyte
     added.name = "y2"
     original, path = saved(model, tmp_path / "model.onnx"), tmp_path / "fused.onnx"
     result = fa_compiler.optimize(original, path, target="ascend", assume=ASSUMED)
-    way = result.how_to_run.ways[1]
-    assert "no CPU kernel of ChunkGatedDeltaRule" in way.name
+    assert not onnx.load(path).functions
+    wanted = onnxruntime.InferenceSession(original).run(None, inputs)
+    for computed, expected in zip(executed(result.how_to_run.ways[1].lines).run(None, inputs), wanted, strict=True):
+        np.testing.assert_allclose(computed, expected, rtol=0, atol=CLOSE * np.abs(expected).max())
+
+
+def test_an_operator_with_neither_kernel_nor_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The reference runs the file, and a comparison says why there is none. Such nodes come from other programs."""
+    model = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17, "ascend" : 1]>
+        norm (float[4, 8] x, float[8] gamma) => (float[4, 8] y) { y = ascend.RmsNorm (x, gamma) }
+    """)
+    plain = onnx.parser.parse_model("""
+        <ir_version: 8, opset_import: ["" : 17]>
+        norm (float[4, 8] x, float[8] gamma) => (float[4, 8] y) {
+            squares = Mul (x, x)
+            mean = ReduceMean <axes = [-1]> (squares)
+            epsilon = Constant <value_float = 1e-6> ()
+            above = Add (mean, epsilon)
+            root = Sqrt (above)
+            normed = Div (x, root)
+            y = Mul (normed, gamma)
+        }
+    """)
+    original, path = saved(plain, tmp_path / "model.onnx"), saved(model, tmp_path / "fused.onnx")
+    way = how_to_run(path, make_options("ascend"), proto=model).ways[1]
+    assert "no CPU kernel of RmsNorm" in way.name
     names: dict[str, Any] = {}
     exec("\n".join(way.lines), names)
-    wanted = onnxruntime.InferenceSession(original).run(None, inputs)
-    for computed, expected in zip(names["session"].run(None, inputs), wanted, strict=True):
-        np.testing.assert_allclose(computed, expected, rtol=0, atol=CLOSE * np.abs(expected).max())
+    inputs = {"x": np.linspace(-1, 2, 32, dtype=np.float32).reshape(4, 8), "gamma": np.ones(8, np.float32)}
+    (wanted,) = onnxruntime.InferenceSession(original).run(None, inputs)
+    (found,) = names["session"].run(None, inputs)
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
     assert main(["verify", str(original), str(path)]) != 0
-    assert "there is no CPU kernel of ChunkGatedDeltaRule" in capsys.readouterr().err
+    assert "there is no CPU kernel of RmsNorm" in capsys.readouterr().err
 
 
 def test_every_target_and_runtime() -> None:

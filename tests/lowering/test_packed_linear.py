@@ -1,6 +1,6 @@
 """The kernels of CANN's linear attention and causal convolutions against the float64 reference, on every variant.
 
-Tokens are packed, states are transposed, and blocks and lines are changed in place. The bound is that of test_linear.py.
+Tokens are packed, states are transposed, and blocks and lines are changed in place. The bound is in test_linear.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_sizes_of_heads(isa: str, size: int, width: int, op: str) -> None:
     accepted=(False, True),
 )
 def test_steps(isa: str, lengths: tuple[int, ...], state: Any, g: bool, gk: bool, accepted: bool) -> None:
-    """A block of bfloat16 holds the rounded state of a token. The next token goes on with the state as it was before."""
+    """A block of bfloat16 holds the rounded state of a token. The next token goes on with the unrounded state."""
     check("RecurrentGatedDeltaRule", *steps(rng(3), lengths, state, g=g, gk=gk, accepted=accepted))
 
 

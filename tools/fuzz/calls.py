@@ -343,5 +343,9 @@ DRAWN: dict[str, Callable[[int], Check]] = {
     "RingAttentionUpdate": _ring,
     "FlashLinearAttention": _linear("FlashLinearAttention", linear_problems.drawn_attention),
     "ShortConvolution": _linear("ShortConvolution", linear_problems.drawn_convolution),
+    "ChunkGatedDeltaRule": _linear("ChunkGatedDeltaRule", linear_problems.drawn_chunks),
+    "RecurrentGatedDeltaRule": _linear("RecurrentGatedDeltaRule", linear_problems.drawn_steps),
+    "CausalConv1d": _linear("CausalConv1d", linear_problems.drawn_lines),
+    "FusedCausalConv1d": _linear("FusedCausalConv1d", linear_problems.drawn_added),
 }
 """How a call of each operator is drawn: the comparison of a seed. Raises NoCase."""
