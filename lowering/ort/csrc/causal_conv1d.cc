@@ -1,7 +1,8 @@
-// CausalConv1d and FusedCausalConv1d: the causal convolution of linear.hpp. The tokens before a sequence are rows of a line of
-// conv_states, and its last tokens are left in a line. Which rows these are, each operator says in its namespace.
+// CausalConv1d and FusedCausalConv1d: the causal convolution of linear.hpp. The tokens before a sequence are rows of a line
+// of conv_states, and its last tokens are left in a line. Which rows these are, each operator says in its namespace.
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -32,18 +33,24 @@ struct Kind {
   Rule shapes, sizes, contents;
   int64_t most_sequences, most_tokens, least_width, most_width;
 };
-constexpr Kind kPlain{plain::kInputs,      plain::kInputCount,   plain::input_query_start_loc, plain::input_cache_indices,
-                      true,                plain::rule::shapes,  plain::rule::sizes,           plain::rule::contents,
-                      1024,                16384,                2,                            4};
-constexpr Kind kFused{fused::kInputs,      fused::kInputCount,   fused::input_query_start_loc, fused::input_cache_indices,
-                      false,               fused::rule::shapes,  fused::rule::sizes,           fused::rule::contents,
-                      256,                 8,                    3,                            3};
+constexpr Kind kPlain{plain::kInputs, plain::kInputCount, plain::input_query_start_loc, plain::input_cache_indices, true,
+                      plain::rule::shapes, plain::rule::sizes, plain::rule::contents, 1024, 16384, 2, 4};
+constexpr Kind kFused{fused::kInputs, fused::kInputCount, fused::input_query_start_loc, fused::input_cache_indices, false,
+                      fused::rule::shapes, fused::rule::sizes, fused::rule::contents, 256, 8, 3, 3};
 constexpr int64_t kLeastChannels = 64, kMostChannels = 16384, kChannelUnit = 16, kMostPacked = 1 << 20;
+constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 using Number = uint16_t;  // float16 or bfloat16
 
 const int32_t* integers_of(const Tensor& tensor) { return static_cast<const int32_t*>(tensor.data); }
 const Number* numbers_of(const Tensor& tensor) { return static_cast<const Number*>(tensor.data); }
+
+// Writes rows of channels as channels of rows.
+void turn(const Number* from, int64_t rows, int64_t channels, Number* to) {
+  for (int64_t n = 0; n < channels; ++n) {
+    for (int64_t row = 0; row < rows; ++row) *to++ = from[row * channels + n];
+  }
+}
 
 // Rows that a sequence leaves in conv_states: its rows [from, from + count) go to a line, from row `at` on.
 struct Kept {
@@ -147,20 +154,20 @@ Call LineConvolution::call_of(ort::KernelContext* context) const {
 
 void LineConvolution::check_sizes(const Call& call) const {
   const struct {
+    size_t input;
     const char* what;
     int64_t size, least, most;
-  } sizes[] = {{"weight has rows", call.width, kind_.least_width, kind_.most_width},
-               {"x has channels", call.channels, kLeastChannels, kMostChannels},
-               {call.is_packed ? "x has tokens" : "x has tokens in a sequence", call.inputs[kX].dims[call.is_packed ? 0 : 1], 1,
+  } sizes[] = {{kWeight, "rows", call.width, kind_.least_width, kind_.most_width},
+               {kX, "channels", call.channels, kLeastChannels, kMostChannels},
+               {kX, call.is_packed ? "tokens" : "tokens in a sequence", call.inputs[kX].dims[call.is_packed ? 0 : 1], 1,
                 call.is_packed ? kMostPacked : kind_.most_tokens},
-               {"conv_states has lines", call.lines, call.batch, INT64_MAX},
-               {"conv_states has tokens in a line", call.length, call.width - 1, INT64_MAX}};
+               {kStates, "lines", call.lines, call.batch, kAny},
+               {kStates, "tokens in a line", call.length, call.width - 1, kAny}};
   for (const auto& each : sizes) {
     if (each.size >= each.least && each.size <= each.most) continue;
-    const std::string wanted =
-        each.most == INT64_MAX ? " or more" : " to " + std::to_string(each.most);
-    fail(kind_.sizes, std::string("input ") + each.what + ": " + std::to_string(each.size) + ", expected " +
-                          std::to_string(each.least) + wanted);
+    const std::string wanted = std::to_string(each.least) + (each.most == kAny ? " or more" : " to " + std::to_string(each.most));
+    fail(kind_.sizes, std::string("input ") + kind_.inputs[each.input] + " has " + std::to_string(each.size) + " " +
+                          each.what + ", expected " + wanted);
   }
   if (call.channels % kChannelUnit == 0) return;
   fail(kind_.sizes, "input x has " + std::to_string(call.channels) + " channels, expected a multiple of " +
@@ -202,12 +209,9 @@ void LineConvolution::check_lines(const Call& call) const {
 // Computes y. `convolution` has the activation and the bias. The rows of skipped sequences are 0.
 void LineConvolution::convolve(ort::KernelContext* context, const Call& call, linear::Convolution c, void* y) const {
   const Number* x = numbers_of(call.inputs[kX]);
-  const Number* weight = numbers_of(call.inputs[kWeight]);
   const int64_t channels = call.channels, history = call.width - 1;
   std::vector<Number> turned(static_cast<size_t>(channels * call.width)), past;
-  for (int64_t n = 0; n < channels * call.width; ++n) {
-    turned[static_cast<size_t>(n)] = weight[n % call.width * channels + n / call.width];
-  }
+  turn(numbers_of(call.inputs[kWeight]), call.width, channels, turned.data());
   c.type = type_of(call.inputs[kX].type);
   c.channels = channels;
   c.width = call.width;
@@ -224,6 +228,7 @@ void LineConvolution::convolve(ort::KernelContext* context, const Call& call, li
     }
     const int64_t entries = static_cast<int64_t>(end - n), start = first.first * channels;
     Number* out = static_cast<Number*>(y) + start;
+    if (first.tokens == 0) continue;
     if (first.skipped) {
       std::memset(out, 0, static_cast<size_t>(entries * first.tokens * channels) * sizeof(Number));
       continue;
@@ -232,9 +237,8 @@ void LineConvolution::convolve(ort::KernelContext* context, const Call& call, li
     for (int64_t entry = 0; entry < entries && reads; ++entry) {
       const PackedSequence& sequence = all[n + static_cast<size_t>(entry)];
       if (sequence.before == nullptr) continue;
-      const Number* from = sequence.before + (sequence.history - history) * channels;
-      Number* to = past.data() + entry * channels * history;
-      for (int64_t at = 0; at < channels * history; ++at) to[at] = from[at % history * channels + at / history];
+      turn(sequence.before + (sequence.history - history) * channels, history, channels,
+           past.data() + entry * channels * history);
     }
     c.batch = entries;
     c.tokens = first.tokens;
@@ -256,13 +260,12 @@ void LineConvolution::keep(const Call& call, void* states) const {
     rows.clear();
     for (const Kept& kept : sequence.kept) {
       for (int64_t n = kept.from; n < kept.from + kept.count; ++n) {
-        const int64_t token = sequence.first + n - sequence.history;
-        const Number* from = n >= sequence.history ? x + token * call.channels : sequence.before;
-        if (from == nullptr) {
+        if (n < sequence.history && sequence.before == nullptr) {
           rows.insert(rows.end(), static_cast<size_t>(call.channels), 0);
           continue;
         }
-        if (n < sequence.history) from += n * call.channels;
+        const Number* from = n < sequence.history ? sequence.before + n * call.channels
+                                                  : x + (sequence.first + n - sequence.history) * call.channels;
         rows.insert(rows.end(), from, from + call.channels);
       }
     }
@@ -307,8 +310,8 @@ void Kernel::check(const Call& call, bool is_step) const {
     check_shape(call, input, {call.batch});
   }
   if (modes.present() && is_step) {
-    fail(rule::kinds, std::string("input initial_state_mode is given with ") +
-                          (accepted.present() ? "num_accepted_tokens" : "one token in a sequence") + ", expected none in a step");
+    const std::string beside = accepted.present() ? "num_accepted_tokens" : "one token in a sequence";
+    fail(rule::kinds, "input initial_state_mode is given with " + beside + ", expected none in a step");
   }
   if (accepted.present() && call.width != kPlain.most_width) {
     fail(rule::kinds, "input num_accepted_tokens is given with " + std::to_string(call.width) + " rows of weight, expected " +
@@ -326,8 +329,8 @@ void Kernel::check(const Call& call, bool is_step) const {
   int64_t longest = 0;
   for (const PackedSequence& sequence : call.sequences) longest = std::max(longest, sequence.tokens);
   if (call.length < call.width - 2 + longest) {
-    fail(rule::accepted_tokens, "input conv_states has " + std::to_string(call.length) + " tokens in a line, expected at least " +
-                                    std::to_string(call.width - 2 + longest));
+    fail(rule::accepted_tokens, "input conv_states has " + std::to_string(call.length) +
+                                    " tokens in a line, expected at least " + std::to_string(call.width - 2 + longest));
   }
   for (int64_t n = 0; n < call.batch; ++n) {
     const int64_t count = integers_of(accepted)[n], most = call.length - (call.width - 1);
@@ -488,7 +491,8 @@ void Kernel::check_counts(const Call& call) const {
     const int64_t most = std::min(call.sequences[static_cast<size_t>(n)].tokens, call.length - 1);
     const int64_t count = integers_of(accepted)[n];
     if (count >= 1 && count <= most) continue;
-    fail(rule::contents, "input num_accepted_tokens has " + std::to_string(count) + ", expected 1 to " + std::to_string(most));
+    fail(rule::contents, "input num_accepted_tokens has " + std::to_string(count) + ", expected 1 to " +
+                             std::to_string(most));
   }
 }
 

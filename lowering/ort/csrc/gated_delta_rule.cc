@@ -201,7 +201,7 @@ std::unique_ptr<OpKernel> make_kernel(ort::Api api, const ort::KernelInfo* info,
 namespace recurrent_gated_delta_rule {
 namespace {
 
-// The tokens of a sequence, each a sequence of its own for the kernels: from the block of the token before it to its own block.
+// The tokens of a sequence. For the kernels each is a sequence of its own, from the block of the token before it to its own.
 using Steps = std::vector<linear::Sequence>;
 
 class Kernel final : public GatedDeltaRule {

@@ -314,7 +314,8 @@ class Convolver {
             sum += load(window + (t + j) * kRunChannels + n) * load(weights + j * kRunChannels + n);
           }
           const Vec input = load(window + (history_ + t) * kRunChannels + n);
-          Cell::store_some(out + t * c_.channels + n, result(sum, silu_too, input, c_.adds_input), smaller(kLanes, channels - n));
+          const Vec y = result(sum, silu_too, input, c_.adds_input);
+          Cell::store_some(out + t * c_.channels + n, y, smaller(kLanes, channels - n));
         }
       }
       switch (c_.width) {
