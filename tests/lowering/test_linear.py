@@ -30,6 +30,7 @@ UNIT = {np.dtype(np.float32): 2.0**-24, np.dtype(np.float16): 2.0**-11, np.dtype
 ROUNDINGS = 64
 """How many roundings of the largest term a result of float32 may be wrong by."""
 
+IN_CHUNKS = ("FlashLinearAttention", "ChunkGatedDeltaRule")
 PAIRS = "avx512bf16"
 """The variant that multiplies bfloat16 two at a time."""
 ROUNDED = 8 * 2.0**-9
@@ -46,7 +47,7 @@ def check(op: str, inputs: Mapping[str, Any], attrs: Mapping[str, Any], isa: str
 
     An infinity times a corrected value has the sign of this value, which a rounding can change where it is nearly 0.
     """
-    rounded = isa == PAIRS and op == "FlashLinearAttention" and inputs["query"].dtype == ml_dtypes.bfloat16
+    rounded = isa == PAIRS and op in IN_CHUNKS and inputs["query"].dtype == ml_dtypes.bfloat16
     expected = reference.run(op, inputs, attrs, dtype="float64")
     found = ops.run(op, inputs, attrs)
     assert found.keys() == expected.keys()

@@ -46,13 +46,13 @@ def rng(seed: int) -> np.random.Generator:
 
 @thinned(lengths=((1,), (9,), (10,), (64, 1, 65), (3, 130)), state=STATES, heads=HEADS, g=(False, True))
 def test_chunks(isa: str, lengths: tuple[int, ...], state: Any, heads: tuple[int, int], g: bool) -> None:
-    check("ChunkGatedDeltaRule", *chunks(rng(1), lengths, state, heads=heads, g=g))
+    check("ChunkGatedDeltaRule", *chunks(rng(1), lengths, state, heads=heads, g=g), isa)
 
 
 @thinned(size=(1, 5, 16, 128), width=(1, 8, 40, 128), op=RULES)
 def test_sizes_of_heads(isa: str, size: int, width: int, op: str) -> None:
     make = chunks if op == RULES[0] else steps
-    check(op, *make(rng(2), (3, 1, 8), size=size, width=width))
+    check(op, *make(rng(2), (3, 1, 8), size=size, width=width), isa)
 
 
 @thinned(
@@ -86,7 +86,7 @@ def test_undefined_numbers_of_a_rule(isa: str, op: str, name: str, number: float
     if name not in inputs:
         return
     inputs[name].reshape(-1)[inputs[name].size // 3] = number
-    check(op, inputs, attrs)
+    check(op, inputs, attrs, isa)
 
 
 @thinned(op=RULES, decay=((-80.0, -0.0), (-1e4, 0.0), (0.0, 0.0)), state=STATES)
@@ -94,7 +94,7 @@ def test_sums_of_decays_beyond_the_exponents_of_float32(
     isa: str, op: str, decay: tuple[float, float], state: Any
 ) -> None:
     made = chunks(rng(7), (100,), state, decay=decay) if op == RULES[0] else steps(rng(7), (8,), state, decay=decay)
-    check(op, *made)
+    check(op, *made, isa)
 
 
 @thinned(
@@ -177,7 +177,7 @@ def test_the_first_tokens_of_a_text_give_nothing(residual: int) -> None:
 
 @thinned(op=DRAWN, seed=range(6))
 def test_drawn_calls(isa: str, op: str, seed: int) -> None:
-    check(op, *DRAWN[op](seed))
+    check(op, *DRAWN[op](seed), isa)
 
 
 def in_place(op: str, inputs: dict[str, Any], attrs: dict[str, Any]) -> dict[str, Any]:
