@@ -156,7 +156,7 @@ class CachedCall(DirectConversion):
         builder, epsilon = self.builder, self.node.attributes.get("qk_norm_epsilon")  # (2)
         least = builder.constant(np.array(1e-6 if epsilon is None else epsilon.as_float(), np.float32), "epsilon")
         wide = builder.cast(part, FLOAT)
-        mean = builder.reduced("ReduceMean", builder.mul(wide, wide), -1)
+        mean = builder.reduce("ReduceMean", builder.mul(wide, wide), [-1])
         root = builder.sqrt(builder.add(mean, least))
         scaled = builder.mul(builder.div(wide, root), builder.cast(weight, FLOAT))
         return builder.cast(scaled, self.kind)

@@ -173,7 +173,7 @@ class _Conversion(DirectConversion):
         if not int_attr(self.node, "qk_l2_norm", 0):
             return value
         self._check_float(value, "qk_l2_norm")  # (6)
-        squares = self.builder.reduced("ReduceSumSquare", value, -1)
+        squares = self.builder.reduce("ReduceSumSquare", value, [-1])
         epsilon = self.builder.constant(np.array(NORM_EPSILON, np.float32))
         root = self.builder.sqrt(self.builder.add(squares, epsilon))
         return self.builder.div(value, root)

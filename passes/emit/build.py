@@ -16,13 +16,11 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.emit.operators import AttrValue, Operators
-from fa_compiler.passes.ir.nodes import graph_opset, int_attr, operand_at, takes_initializers
+from fa_compiler.passes.ir.nodes import int_attr, operand_at, takes_initializers
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-AXES_AS_INPUT = {"ReduceSum": 13}
-"""The first opsets in which a reduction has its axes as an input; 18 for all others."""
 PREFIX = "fa"
 TYPED_CONSTANTS = 9
 """From this opset on a Constant may hold any type."""
@@ -115,11 +113,6 @@ class Builder(Operators):
     """The values that are made."""
     _lone: list[ir.Node] = field(default_factory=list)
     """Nodes that were made outside of the graph, where most of them are put later."""
-
-    @property
-    def opset(self) -> int:
-        """The standard opset of the graph."""
-        return graph_opset(self.graph)
 
     @property
     def mark(self) -> int:
@@ -256,12 +249,6 @@ class Builder(Operators):
             return self.op(op_type, [value, self.ints(axes)])
         return self.op(op_type, [value], {"axes": tuple(axes)})
 
-    def reduced(self, op_type: str, value: ir.Value, axis: int) -> ir.Value:
-        """A value reduced along one axis by an operator such as ReduceMin; the axis stays, with size 1."""
-        if self.opset >= AXES_AS_INPUT.get(op_type, 18):
-            return self.op(op_type, [value, self.ints([axis])])
-        return self.op(op_type, [value], {"axes": (axis,)})
-
     def split(self, value: ir.Value, axis: int, sizes: Sequence[int]) -> Sequence[ir.Value]:
         """A value cut along one axis into parts of these sizes."""
         inputs = [value]
@@ -339,12 +326,12 @@ class Builder(Operators):
         except OverflowError:
             raise Decline(Code.SHAPE, f"a size of {max(numbers)} is more than any tensor can have") from None
 
-    def dimension(self, value: ir.Value, axis: int) -> ir.Value:
-        """The size of one dimension of a value, int64 [1]."""
-        shape = self.info.shape(value)
+    def dimension(self, x: ir.Value, axis: int) -> ir.Value:
+        """The size of one dimension of x, int64 [1]: a constant where it is known."""
+        shape = self.info.shape(x)
         if shape is not None and (size := shape[axis].const) is not None:
             return self.ints([size])
-        return self.gather(self.shape_of(value), [axis], 0)
+        return super().dimension(x, axis)
 
     def length(self, value: ir.Value, axis: int) -> ir.Value:
         """The size of one dimension of an operand of an attention operator that the model holds, int64 [1].
@@ -368,12 +355,6 @@ class Builder(Operators):
         """The numbers 0, 1, ... below a count, which is int64 [1]."""
         zero, one = (self.constant(np.array(number, dtype=np.int64), "number") for number in (0, 1))
         return self.op("Range", [zero, self.squeeze(count, (0,)), one])
-
-    def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
-        """The value in this type."""
-        if self.info.dtype(value) == dtype:
-            return value
-        return self.op("Cast", [value], {"to": int(dtype)})
 
 
 @dataclass(frozen=True)

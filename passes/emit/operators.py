@@ -12,6 +12,10 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
+from fa_compiler.passes.ir.nodes import graph_opset
+from fa_compiler.passes.ops.reduce import axes_as_input
+from fa_compiler.passes.values.shapes import ShapeInfo
+
 AttrValue: TypeAlias = int | float | str | Sequence[int]
 """What an attribute of a node can be."""
 Ints: TypeAlias = ir.Value | Sequence[int]
@@ -19,7 +23,15 @@ Ints: TypeAlias = ir.Value | Sequence[int]
 
 
 class Operators(ABC):
-    """What writes nodes."""
+    """What writes nodes for a graph. `info` knows the values that they read and make."""
+
+    graph: ir.Graph
+    info: ShapeInfo
+
+    @property
+    def opset(self) -> int:
+        """The standard opset of the graph."""
+        return graph_opset(self.graph)
 
     @abstractmethod
     def op(
@@ -30,6 +42,10 @@ class Operators(ABC):
     @abstractmethod
     def ints(self, numbers: Sequence[int]) -> ir.Value:
         """A constant vector of int64."""
+
+    def cast(self, x: ir.Value, dtype: ir.DataType) -> ir.Value:
+        """x in another type; as it is where it has this one."""
+        return x if self.info.dtype(x) == dtype else self.op("Cast", [x], {"to": int(dtype)})
 
     def again(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
         """The first output of the operator of a standard node, with its attributes, on other inputs."""
@@ -126,6 +142,12 @@ class Operators(ABC):
         """The running sum along an axis, which is a value of one integer."""
         return self.op("CumSum", [x, axis])
 
+    def reduce(self, op_type: str, x: ir.Value, axes: Sequence[int], **attrs: int) -> ir.Value:
+        """x reduced along some axes by an operator such as ReduceMin, with these attributes beside the axes."""
+        if self.opset >= axes_as_input(op_type):
+            return self.op(op_type, [x, self.ints(axes)], attrs)
+        return self.op(op_type, [x], {"axes": tuple(axes), **attrs})
+
     # -- moves ----------------------------------------------------------------------------------
 
     def reshape(self, x: ir.Value, shape: Ints) -> ir.Value:
@@ -160,3 +182,7 @@ class Operators(ABC):
     def shape_of(self, x: ir.Value) -> ir.Value:
         """The shape of x, int64 [rank]."""
         return self.op("Shape", [x])
+
+    def dimension(self, x: ir.Value, axis: int) -> ir.Value:
+        """The size of one dimension of x, int64 [1]."""
+        return self.gather(self.shape_of(x), [axis], 0)

@@ -23,8 +23,10 @@ from fa_compiler.passes.ops.context import (
 from fa_compiler.passes.ops.elementwise import does_not_overflow
 from fa_compiler.passes.ops.linear import NCHWC
 
-_AXES_AS_INPUT = {"ReduceSum": 13}
-"""The opset in which `axes` became an input; it is 18 for the other reductions."""
+
+def axes_as_input(op_type: str) -> int:
+    """The first opset in which a reduction has its axes as an input."""
+    return 13 if op_type == "ReduceSum" else 18
 
 
 @rule(
@@ -34,7 +36,7 @@ _AXES_AS_INPUT = {"ReduceSum": 13}
 def _reduce(ctx: Context) -> Fact:
     shape, dtype = ctx.shape(0), ctx.dtype(0)
     keep = ctx.int_attr("keepdims", 1) == 1
-    present, axes = ctx.axes("axes", 1, _AXES_AS_INPUT.get(ctx.node.op_type, 18))
+    present, axes = ctx.axes("axes", 1, axes_as_input(ctx.node.op_type))
     if shape is None:
         return Fact(() if not present and not keep else None, dtype)
     if present and axes is None:

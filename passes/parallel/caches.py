@@ -42,7 +42,7 @@ from fa_compiler.passes.ir.nodes import operands as operands_of
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
 from fa_compiler.passes.parallel.places import Place, Refusal
-from fa_compiler.passes.parallel.sharder import BOOL, INT64, Choose, Sharder, WholeRule
+from fa_compiler.passes.parallel.sharder import INT64, Choose, Sharder, WholeRule
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 KEYS = ("key", "value", "key_rope")
@@ -153,10 +153,10 @@ class _OfAnyLength(Sharder):
     def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
         """With one token, a size of 1 is that of the sequence, or of an operand that is repeated for it: both have no
         token where the rank has none."""
-        one = self.constant(np.array([1], np.int64))
+        one = self.ints([1])
         divisor = self.larger(length, one)
-        limit = self.smaller(divisor, self.constant(np.array([2], np.int64)))
-        return divisor, self.emit("Sub", [limit, one], INT64)
+        limit = self.smaller(divisor, self.ints([2]))
+        return divisor, self.sub(limit, one)
 
     def joined(self, node: ir.Node, place: Place) -> ir.Value:
         """The local form of a Concat along the sequence."""
@@ -211,15 +211,10 @@ class CacheSharder(_OfAnyLength):
         """The number of keys where it is no sum of known sizes."""
         node, total = self.first.node, self.past.part[1]
         if self.first.count is not None:
-            count = self.emit(
-                "Reshape", [self.whole(self.first.count, node), self.constant(np.array([1], np.int64))], INT64
-            )
-            return self.cast(count, self.info.dtype(self.first.count), INT64)
+            return self.cast(self.reshape(self.whole(self.first.count, node), [1]), INT64)
         for value in self.first.new:
-            sizes = self.emit("Shape", [self.whole(value, node)], INT64)
             place = int_attr(node, "axis", 0) % len(self.shape(value, node))
-            count = self.emit("Gather", [sizes, self.constant(np.array([place], np.int64))], INT64, {"axis": 0})
-            total = self.emit("Add", [total, count], INT64)
+            total = self.add(total, self.dimension(self.whole(value, node), place))
         return total
 
     @property
@@ -243,11 +238,9 @@ class CacheSharder(_OfAnyLength):
         if length != self.length or before != self.first.before or not place.alone:
             raise Refusal("it joins other tokens than those of a cache and new ones behind them", node)
         own = self.past.local(parts[0], place, node)
-        new = [self.whole(value, node) for value in parts[1:]]
-        dtype = self.info.dtype(node.outputs[0])
-        whole = self.concat(new, dtype, place.dim)
-        appended = self.emit("Gather", [whole, self._part_of_keys()[3]], dtype, {"axis": place.dim})
-        return self.emit("Concat", [own, appended], dtype, {"axis": place.dim})
+        new = self.concat([self.whole(value, node) for value in parts[1:]], place.dim)
+        appended = self.gather(new, self._part_of_keys()[3], place.dim)
+        return self.concat([own, appended], place.dim)
 
     def _gathered_rows(self, node: ir.Node, gather: GatheredRows) -> ir.Value:
         """The rank's part of rows of the past, each in its place, and of others that all ranks have."""
@@ -256,15 +249,14 @@ class CacheSharder(_OfAnyLength):
         if self.shape(node.outputs[0], node)[axis] != self.length or self.shape(first, rows)[axis] != self.first.before:
             raise Refusal("it gathers rows of another length than those of the caches", node)
         own = self.past.local(first, Place(axis), rows)
-        dtype, (_, before, held) = self.info.dtype(rows.outputs[0]), self.past.part
-        data = self.emit("Concat", [own, *(self.whole(other, rows) for other in others)], dtype, {"axis": axis})
+        _, before, held = self.past.part
+        data = self.concat([own, *(self.whole(other, rows) for other in others)], axis)
         entries = [self.local(entry, Place(axis), node) for entry in gather.entries]
-        source, ranks = entries[axis], self.constant(np.array(self.ranks, np.int64))
-        kept = self.emit("Less", [source, before], BOOL)
-        moved = self.emit("Add", [self.emit("Sub", [source, before], INT64), held], INT64)
-        entries[axis] = self.emit("Where", [kept, self.emit("Div", [source, ranks], INT64), moved], INT64)
-        indices = self.emit("Concat", entries, INT64, {"axis": -1})
-        return self.emit("GatherND", [data, indices], dtype)
+        source, ranks = entries[axis], self.number(self.ranks)
+        kept = self.less(source, before)
+        behind = self.add(self.sub(source, before), held)
+        entries[axis] = self.where(kept, self.div(source, ranks), behind)
+        return self.op("GatherND", [data, self.concat(entries, -1)])
 
     def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
         """Attention alone makes something whole of keys."""
@@ -340,7 +332,7 @@ class PromptSharder(Sharder):
         if value.dtype is None or len(known) < len(sizes):
             raise Refusal(f"the sizes of the empty cache {value.name!r} are unknown", None)
         zero = self.constant(np.zeros((), value.dtype.numpy()))
-        return self.emit("Expand", [zero, self.emit("Concat", known, INT64, {"axis": 0})], value.dtype)
+        return self.expand(zero, self.concat(known, 0))
 
 
 class _Past(_OfAnyLength):

@@ -17,7 +17,6 @@ A demand that is not in this list is refused, or taken out of the whole value (s
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
@@ -98,7 +97,7 @@ def cast_like(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
     attrs: dict[str, int] = {"to": int(dtype)}
     if int_attr(node, "saturate", 1) == 0:
         attrs["saturate"] = 0
-    return sharder.emit("Cast", [sharder.local(needed(node, 0), place, node)], dtype, attrs)
+    return sharder.op("Cast", [sharder.local(needed(node, 0), place, node)], attrs)
 
 
 def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
@@ -366,8 +365,7 @@ def number_range(sharder: Sharder, node: ir.Node, output: int, place: Place) -> 
     if size != sharder.length or dtype not in (INT64, ir.DataType.INT32):
         raise Refusal("its length is not proven to be that of the sequence, or it counts in floats", node)
     positions, _, _ = sharder.part
-    own = sharder.cast(positions, INT64, dtype)
-    return sharder.emit("Add", [start, sharder.emit("Mul", [own, step], dtype)], dtype)
+    return sharder.add(start, sharder.mul(sharder.cast(positions, dtype), step))
 
 
 @local_rule("ConstantOfShape")
@@ -411,12 +409,9 @@ def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, 
     if len(entries) != width or (dim := _counts_along(sharder, entries[part])) is None:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
     forms = [sharder.local(entry, Place(dim), node) for entry in entries]
-    zero, one = (sharder.constant(np.array(number, np.int64)) for number in (0, 1))
     _, _, count = sharder.part
-    scalar = sharder.emit("Reshape", [count, sharder.constant(np.zeros(0, np.int64))], INT64)
-    line = sharder.emit("Range", [zero, scalar, one], INT64)
-    line = sharder.emit("Reshape", [line, sharder.constant(np.array([-1] + [1] * (rank - 1 - dim), np.int64))], INT64)
-    forms[part] = sharder.emit("Add", [sharder.emit("Mul", [forms[part], zero], INT64), line], INT64)
+    line = sharder.reshape(sharder.range(count), [-1] + [1] * (rank - 1 - dim))
+    forms[part] = sharder.add(sharder.mul(forms[part], sharder.number(0)), line)
     return sharder.clone(join, forms).outputs[0], dim
 
 

@@ -20,6 +20,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import collectives
 from fa_compiler.passes.algebra.axes import Axis, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim, product
+from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr
 from fa_compiler.passes.ops.cuts import pads_of, slice_bounds
 from fa_compiler.passes.ops.moves import counted, keeps_everything
@@ -29,8 +30,6 @@ from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule,
 
 WIDER = {ir.DataType.FLOAT16: ir.DataType.FLOAT, ir.DataType.BFLOAT16: ir.DataType.FLOAT}
 """The type in which ranks add numbers of another type."""
-AXES_ARE_INPUT = 13
-"""From this opset on the axes of ReduceSum are an input."""
 
 
 @local_rule("Reshape", "Flatten")
@@ -178,33 +177,19 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
         raise Refusal("it does not cut one known dimension", node)
     begin, end, step = (input_of(node, index) for index in (1, 2, 4))
     _, length, _ = sharder.part
-    zero, one = sharder.constant(np.array(0, np.int64)), sharder.constant(np.array(1, np.int64))
-    every = sharder.emit("Range", [zero, _scalar(sharder, length), one], INT64)
+    every = sharder.range(length)
     first, last, *steps = (
-        sharder.cast(sharder.whole(bound, node), _known_dtype(sharder, bound, node), INT64)
-        for bound in (begin, end, step)
-        if bound is not None
+        sharder.cast(sharder.whole(bound, node), INT64) for bound in (begin, end, step) if bound is not None
     )
-    indices = sharder.emit("Slice", [every, first, last, sharder.constant(np.array([0], np.int64)), *steps], INT64)
+    indices = sharder.slice(every, first, last, [0], *steps)
     return _select(sharder, node, data, bounds[0][0], indices)
-
-
-def _scalar(sharder: Sharder, vector: ir.Value) -> ir.Value:
-    shape = sharder.constant(np.zeros(0, np.int64))
-    return sharder.emit("Reshape", [vector, shape], INT64)
 
 
 def _select(sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices: ir.Value) -> ir.Value:
     if sharder.shape(data, node)[axis] != sharder.length:
         raise Refusal(f"{MIXES}: a rank would need this result of all tokens", node)
     local = sharder.local(data, Place(axis), node)
-    return sharder.emit(
-        collectives.SELECT_TOKENS,
-        [local, indices],
-        sharder.info.dtype(node.outputs[0]),
-        {"axis": axis},
-        domain=collectives.DOMAIN,
-    )
+    return sharder.collective(collectives.SELECT_TOKENS, [local, indices], {"axis": axis})
 
 
 @collapsing_rule("MatMul", "Gemm")
@@ -222,9 +207,9 @@ def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     _, forms = _first_cut(sharder, node, cuts)
     dtype = _known_dtype(sharder, node.outputs[output], node)
     wide = WIDER.get(dtype, dtype)
-    own = sharder.clone(node, [sharder.cast(form, dtype, wide) for form in forms]).outputs[output]
-    own.dtype = wide
-    return sharder.cast(_all_reduced(sharder, own), wide, dtype)
+    own = sharder.clone(node, [sharder.cast(form, wide) for form in forms]).outputs[output]
+    sharder.state_type(own, wide)
+    return sharder.cast(sharder.collective(collectives.ALL_REDUCE, [own]), dtype)
 
 
 def _places(sharder: Sharder, size: Dim) -> list[Place]:
@@ -261,10 +246,6 @@ def _known_dtype(sharder: Sharder, value: ir.Value, node: ir.Node) -> ir.DataTyp
     return dtype
 
 
-def _all_reduced(sharder: Sharder, own: ir.Value) -> ir.Value:
-    return sharder.emit(collectives.ALL_REDUCE, [own], own.dtype, domain=collectives.DOMAIN)
-
-
 def _reduced_part(sharder: Sharder, node: ir.Node) -> tuple[ir.Value, Place, list[int]]:
     """The rank's part of what a reduction over the sequence reduces, the place of the sequence in it, and the axes."""
     source = needed(node, 0)
@@ -279,13 +260,12 @@ def _reduced_part(sharder: Sharder, node: ir.Node) -> tuple[ir.Value, Place, lis
 def extreme(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     """The largest or smallest token: the operator reduces what is left of the tokens of all ranks."""
     local, place, _ = _reduced_part(sharder, node)
-    attrs: dict[str, int | str] = {
+    attrs: dict[str, AttrValue] = {
         "axis": place.dim,
         "inner": int(place.before != ONE),
         "reduction": node.op_type[-3:].lower(),
     }
-    dtype = sharder.info.dtype(needed(node, 0))
-    left = sharder.emit(collectives.TOKEN_EXTREMES, [local], dtype, attrs, domain=collectives.DOMAIN)
+    left = sharder.collective(collectives.TOKEN_EXTREMES, [local], attrs)
     return sharder.clone(node, [left, *sharder.wholes(node, 1)]).outputs[output]
 
 
@@ -295,26 +275,18 @@ def summed(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     local, _, axes = _reduced_part(sharder, node)
     dtype = _known_dtype(sharder, node.outputs[0], node)
     wide = WIDER.get(dtype, dtype)
-    total = _all_reduced(sharder, _sum(sharder, sharder.cast(local, dtype, wide), axes, wide, node))
+    own = sharder.reduce("ReduceSum", sharder.cast(local, wide), axes, keepdims=int_attr(node, "keepdims", 1))
+    total = sharder.collective(collectives.ALL_REDUCE, [own])
     if node.op_type == "ReduceMean":
-        total = sharder.emit("Div", [total, _number_of_elements(sharder, local, axes, wide)], wide)
-    return sharder.cast(total, wide, dtype)
-
-
-def _sum(sharder: Sharder, value: ir.Value, axes: list[int], dtype: ir.DataType, node: ir.Node) -> ir.Value:
-    keeps = {"keepdims": int_attr(node, "keepdims", 1)}
-    if sharder.opset < AXES_ARE_INPUT:
-        return sharder.emit("ReduceSum", [value], dtype, {**keeps, "axes": axes})
-    return sharder.emit("ReduceSum", [value, sharder.constant(np.array(axes, np.int64))], dtype, keeps)
+        total = sharder.div(total, _number_of_elements(sharder, local, axes, wide))
+    return sharder.cast(total, dtype)
 
 
 def _number_of_elements(sharder: Sharder, local: ir.Value, axes: list[int], dtype: ir.DataType) -> ir.Value:
     """The number of elements along some axes of a whole tensor, of which the rank has a part, as a scalar; 1 where
     there are none, whose mean is 0."""
     _, length, count = sharder.part
-    sizes = sharder.emit("Shape", [local], INT64)
-    sizes = sharder.emit("Gather", [sizes, sharder.constant(np.array(axes, np.int64))], INT64, {"axis": 0})
-    own = sharder.emit("ReduceProd", [sizes], INT64, {"keepdims": 0})
-    every = sharder.emit("Mul", [sharder.emit("Div", [own, count], INT64), length], INT64)
-    every = _scalar(sharder, sharder.larger(every, sharder.constant(np.array(1, np.int64))))
-    return sharder.cast(every, INT64, dtype)
+    sizes = sharder.gather(sharder.shape_of(local), axes, 0)
+    own = sharder.op("ReduceProd", [sizes], {"keepdims": 0})
+    every = sharder.mul(sharder.div(own, count), length)
+    return sharder.cast(sharder.scalar(sharder.larger(every, sharder.number(1))), dtype)

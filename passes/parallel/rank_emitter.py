@@ -12,7 +12,6 @@ from fa_compiler.op_registry import DOMAIN, collectives, hcom
 from fa_compiler.op_registry.collectives import Chunk
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.emit.operators import AttrValue, Ints, Operators
-from fa_compiler.passes.ir.nodes import graph_opset
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -64,7 +63,6 @@ class RankEmitter(Operators):
     def __init__(self, graph: ir.Graph, names: Names, info: ShapeInfo, rank: Rank, cann: str | None) -> None:
         self.graph, self.names, self.info, self.rank, self.cann = graph, names, info, rank, cann
         self.place: ir.Node | None = None
-        self.opset = graph_opset(graph)
         self._constants: dict[tuple[object, ...], ir.Value] = {}
         self._tags = 0
 
@@ -198,10 +196,7 @@ class RankEmitter(Operators):
 
     def over(self, reduction: str, x: ir.Value, axis: int) -> ir.Value:
         """The sum, max or min along an axis, which goes away."""
-        op_type = f"Reduce{reduction.capitalize()}"
-        if self.opset >= (13 if op_type == "ReduceSum" else 18):
-            return self.op(op_type, [x, self.ints([axis])], {"keepdims": 0})
-        return self.op(op_type, [x], {"axes": (axis,), "keepdims": 0})
+        return self.reduce(f"Reduce{reduction.capitalize()}", x, [axis], keepdims=0)
 
     def passed_on(self, x: ir.Value) -> ir.Value:
         """The tensor of the previous rank, of the same type and shape, while the next rank gets this one.

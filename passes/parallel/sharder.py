@@ -29,6 +29,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import collectives
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.emit.operators import AttrValue, Operators
 from fa_compiler.passes.ir.nodes import (
     RANDOM,
     STANDARD,
@@ -45,7 +46,7 @@ from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-INT64, BOOL = ir.DataType.INT64, ir.DataType.BOOL
+INT64 = ir.DataType.INT64
 LIGHT_FEATURES = 16
 """The most numbers per token of an input, or of a looked-up table, of which every rank may have the whole sequence."""
 
@@ -93,7 +94,7 @@ def collapsing_rule(*op_types: str) -> Callable[[WholeRule], WholeRule]:
     return enter
 
 
-class Sharder:
+class Sharder(Operators):
     """The new graph while it is made.
 
     Args:
@@ -127,7 +128,6 @@ class Sharder:
         self._refusals: dict[tuple[ir.Value, Place | None, bool], Refusal] = {}
         self._clones: dict[tuple[object, ...], ir.Node] = {}
         self._touched = self._find_touched()
-        self.opset = graph_opset(graph)
         self.own_graphs, self.no_ring = False, ""
         """Does each rank get a graph of its own? Why may no attention be computed in a ring?"""
         self._gathers = False
@@ -221,7 +221,7 @@ class Sharder:
             return self._clone_whole(value, node)
         except Refusal:
             if self._gathers and (dim := self._sequence_dim(value)) is not None:
-                return self._gathered(self.local(value, Place(dim), node), self.info.dtype(value), dim)
+                return self._gathered(self.local(value, Place(dim), node), dim)
             rule = self.collapsing_rule(node)
             if rule is None:
                 raise
@@ -237,8 +237,8 @@ class Sharder:
         """The first dimension that is as long as the sequence."""
         return next((dim for dim, size in enumerate(self.shape(value, value.producer())) if size == self.length), None)
 
-    def _gathered(self, part: ir.Value, dtype: ir.DataType | None, axis: int) -> ir.Value:
-        return self.emit(collectives.ALL_GATHER, [part], dtype, {"axis": axis}, domain=collectives.DOMAIN)
+    def _gathered(self, part: ir.Value, axis: int) -> ir.Value:
+        return self.collective(collectives.ALL_GATHER, [part], {"axis": axis})
 
     @contextmanager
     def gathering(self) -> Iterator[None]:
@@ -330,7 +330,7 @@ class Sharder:
         features = [size for dim, size in enumerate(self.shape(value, None)) if dim not in (0, axis)]
         if math.prod(size.const or 1 for size in features) > LIGHT_FEATURES:
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
-        return self._gathered(self.inputs[value], value.dtype, axis)
+        return self._gathered(self.inputs[value], axis)
 
     def _whole_shape(self, node: ir.Node) -> ir.Value:
         source = node.inputs[0]
@@ -339,24 +339,19 @@ class Sharder:
         start, end = int_attr(node, "start", 0), int_attr(node, "end", len(shape))
         parts = [self.size(size) for size in shape[start:end]]
         if not parts:
-            return self.constant(np.zeros(0, np.int64))
+            return self.ints([])
         known = [part for part in parts if part is not None]
         if len(known) < len(parts):
             known = self._sizes_of_part(source, parts, range(len(shape))[start:end], node)
-        return self.concat(known, INT64, 0)
+        return self.concat(known, 0)
 
     def _sizes_of_part(
         self, source: ir.Value, parts: Sequence[ir.Value | None], dims: Sequence[int], node: ir.Node
     ) -> list[ir.Value]:
         """The sizes of dimensions: those that are known, and the others from the rank's part of the tensor, which
         differs from the whole one only along the sequence."""
-        every = self.emit("Shape", [self.own_form(source, node)], INT64)
-        sizes = []
-        for part, dim in zip(parts, dims, strict=True):
-            if part is None:
-                part = self.emit("Gather", [every, self.constant(np.array([dim], np.int64))], INT64, {"axis": 0})
-            sizes.append(part)
-        return sizes
+        own = self.own_form(source, node)
+        return [self.dimension(own, dim) if part is None else part for part, dim in zip(parts, dims, strict=True)]
 
     def own_form(self, value: ir.Value, node: ir.Node) -> ir.Value:
         """The local form of a value that is as long as the sequence, and the whole form of any other."""
@@ -393,7 +388,7 @@ class Sharder:
         if not place.alone:
             raise Refusal(f"{value.name!r} has the sequence merged with other dimensions", reader)
         whole, (positions, _, _) = self.whole(value, reader), self.part
-        return self.emit("Gather", [whole, positions], self.info.dtype(value), {"axis": place.dim})
+        return self.gather(whole, positions, place.dim)
 
     def aligned(self, value: ir.Value | None, place: Place, rank: int, size: Dim, node: ir.Node) -> ir.Value | None:
         """The form of an operand that is broadcast to a result of this rank, whose dimension at the place has this
@@ -410,11 +405,8 @@ class Sharder:
         if not own.alone:
             raise Refusal(f"the sizes of {value.name!r} are not proven to fit the sequence", node)
         whole, (positions, _, _) = self.whole(value, node), self.part
-        sizes = self.emit("Shape", [whole], INT64)
-        last = self.emit("Gather", [sizes, self.constant(np.array([own.dim], np.int64))], INT64, {"axis": 0})
-        last = self.emit("Sub", [last, self.constant(np.array([1], np.int64))], INT64)
-        index = self.smaller(positions, last)
-        return self.emit("Gather", [whole, index], self.info.dtype(value), {"axis": own.dim})
+        last = self.sub(self.dimension(whole, own.dim), self.ints([1]))
+        return self.gather(whole, self.smaller(positions, last), own.dim)
 
     def part_of_target(self, target: ir.Value, dim: int, rank: int, node: ir.Node) -> ir.Value:
         """The sizes of a Reshape or Expand whose dimension `dim` runs over the sequence, for the rank's own part.
@@ -425,25 +417,24 @@ class Sharder:
         _, length, count = self.part
         here = self.constant(np.arange(rank) == dim)
         divisor, least = self.scale_of_sizes(length)
-        above = self.emit("Greater", [whole, least], BOOL)
-        scaled = self.emit("Mul", [self.emit("Div", [whole, divisor], INT64), count], INT64)
-        return self.emit("Where", [self.emit("And", [here, above], BOOL), scaled, whole], INT64)
+        above = self.greater(whole, least)
+        scaled = self.mul(self.div(whole, divisor), count)
+        return self.where(self.and_(here, above), scaled, whole)
 
     def scale_of_sizes(self, length: ir.Value) -> tuple[ir.Value, ir.Value]:
         """By what the sizes of a target are divided for the rank's part, and above which number they are scaled."""
-        return length, self.constant(np.array([1], np.int64))
+        return length, self.ints([1])
 
     def size(self, size: Dim) -> ir.Value | None:
         """A size as int64 [1], computed from the inputs; None where that is not possible."""
         if size.const is not None:
-            return self.constant(np.array([size.const], np.int64))
+            return self.ints([size.const])
         if size == self.length:
             return self.part[1]
         for value, own in self.inputs.items():
             for dim, own_size in enumerate(self.info.shape(value) or ()):
                 if own_size == size and self.axes.get(value.name or "") != dim:
-                    every = self.emit("Shape", [own], INT64)
-                    return self.emit("Gather", [every, self.constant(np.array([dim], np.int64))], INT64, {"axis": 0})
+                    return self.dimension(own, dim)
         return self._composed(size)
 
     def _composed(self, size: Dim) -> ir.Value | None:
@@ -452,15 +443,13 @@ class Sharder:
             return None
         total: ir.Value | None = None
         for factor, atoms in size.products:
-            term = self.constant(np.array([factor], np.int64))
+            term = self.ints([factor])
             for atom in atoms:
                 other = self.size(atom)
                 if other is None:
                     return None
-                term = self.emit("Mul", [term, other], INT64)
-            if total is not None:
-                term = self.emit("Add", [total, term], INT64)
-            total = term
+                term = self.mul(term, other)
+            total = term if total is None else self.add(total, term)
         return total
 
     @property
@@ -513,50 +502,62 @@ class Sharder:
             )
             for old, new in zip(node.outputs, made.outputs, strict=True):
                 new.name = self._new_name(old)
-                _set_type(new, self.info.dtype(old))
+                self.state_type(new, self.info.dtype(old))
             self.nodes.append(made)
             self._clones[key] = made
         return self._clones[key]
 
-    def emit(
-        self,
-        op_type: str,
-        inputs: Sequence[ir.Value | None],
-        dtype: ir.DataType | None,
-        attrs: Mapping[str, int | str | Sequence[int]] | None = None,
-        domain: str = "",
+    def op(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, AttrValue] | None = None
     ) -> ir.Value:
-        """The output of a new node; the same value for an equal request."""
-        key = (domain, op_type, tuple(map(id, inputs)), repr(sorted((attrs or {}).items())))
+        """The output of a new standard node; the same value for an equal request."""
+        return self._new(op_type, inputs, attrs or {}, "")
+
+    def collective(
+        self, op_type: str, inputs: Sequence[ir.Value], attrs: Mapping[str, AttrValue] | None = None
+    ) -> ir.Value:
+        """The output of an operator of all ranks (op_registry/collectives.py), which has the type of the first input;
+        the same value for an equal request."""
+        made = self._new(op_type, inputs, attrs or {}, collectives.DOMAIN)
+        self.state_type(made, self.info.dtype(inputs[0]))
+        return made
+
+    def _new(
+        self, op_type: str, inputs: Sequence[ir.Value | None], attrs: Mapping[str, AttrValue], domain: str
+    ) -> ir.Value:
+        key = (domain, op_type, tuple(map(id, inputs)), repr(sorted(attrs.items())))
         if key not in self._clones:
-            node = ir.node(
-                op_type, list(inputs), dict(attrs or {}), domain=domain, name=self.names.new(f"fa_{op_type}")
-            )
-            node.outputs[0].name = self.names.new(f"fa_{op_type}_output")
-            _set_type(node.outputs[0], dtype)
+            name, version = self.names.new(f"fa_{op_type}"), graph_opset(self.graph, domain)
+            node = ir.node(op_type, list(inputs), dict(attrs), domain=domain, version=version, name=name)
+            output = node.outputs[0]
+            output.name = self.names.new(f"fa_{op_type}_output")
+            self.state_type(output, self.info.dtype(output))
             self.nodes.append(node)
             self._clones[key] = node
         return self._clones[key].outputs[0]
 
+    def state_type(self, value: ir.Value, dtype: ir.DataType | None) -> None:
+        """State the type of a new value. Nothing else is inferred of it."""
+        if dtype is not None:
+            value.dtype = dtype
+        self.info.set(value, None, dtype)
+
+    def range(self, count: ir.Value) -> ir.Value:
+        """The numbers 0, 1, ... below a count, which is int64 [1]."""
+        zero, one = self.number(0), self.number(1)
+        return self.op("Range", [zero, self.scalar(count), one])
+
+    def scalar(self, vector: ir.Value) -> ir.Value:
+        """The one element of a vector, without a dimension."""
+        return self.reshape(vector, [])
+
     def smaller(self, one: ir.Value, other: ir.Value) -> ir.Value:
         """The smaller of int64 numbers. Min and Max take them from opset 12 on."""
-        return self.emit("Where", [self.emit("Less", [one, other], BOOL), one, other], INT64)
-
-    def cast(self, value: ir.Value, dtype: ir.DataType | None, wanted: ir.DataType) -> ir.Value:
-        """A value of one type in another one."""
-        if dtype == wanted:
-            return value
-        return self.emit("Cast", [value], wanted, {"to": int(wanted)})
-
-    def concat(self, values: Sequence[ir.Value], dtype: ir.DataType | None, axis: int) -> ir.Value:
-        """Values joined along an axis; a single one as it is."""
-        if len(values) == 1:
-            return values[0]
-        return self.emit("Concat", values, dtype, {"axis": axis})
+        return self.where(self.less(one, other), one, other)
 
     def larger(self, one: ir.Value, other: ir.Value) -> ir.Value:
         """The larger of int64 numbers."""
-        return self.emit("Where", [self.emit("Less", [one, other], BOOL), other, one], INT64)
+        return self.where(self.less(one, other), other, one)
 
     def emit_copy(self, value: ir.Value) -> ir.Value:
         """The same tensor as another value, which can have a name of its own."""
@@ -564,6 +565,14 @@ class Sharder:
         node.outputs[0].name = self.names.new("fa_Identity_output")
         self.nodes.append(node)
         return node.outputs[0]
+
+    def ints(self, numbers: Sequence[int]) -> ir.Value:
+        """A vector of int64."""
+        return self.constant(np.array(numbers, np.int64))
+
+    def number(self, number: int) -> ir.Value:
+        """One int64 number, without a dimension."""
+        return self.constant(np.array(number, np.int64))
 
     def constant(self, array: np.ndarray) -> ir.Value:
         """An initializer with this content; the same one for equal content."""
@@ -617,8 +626,3 @@ class Sharder:
 def _forms(values: Sequence[ir.Value | None], form: Callable[[ir.Value], ir.Value]) -> list[ir.Value | None]:
     """The forms of a node's inputs; an absent one stays absent."""
     return [None if value is None else form(value) for value in values]
-
-
-def _set_type(value: ir.Value, dtype: ir.DataType | None) -> None:
-    if dtype is not None:
-        value.dtype = dtype

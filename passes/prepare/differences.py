@@ -130,7 +130,7 @@ class Part:
         """The sum along the keys, whose size is then 1."""
         if self.anchor is None:
             rank = len(builder.info.shape(self.probabilities) or ())
-            return builder.reduced("ReduceSum", self.probabilities, rank - 1)
+            return builder.reduce("ReduceSum", self.probabilities, [rank - 1])
         dtype = builder.info.dtype(self.probabilities)
         assert dtype is not None
         return self.factor or builder.constant(np.array(1.0, dtype.numpy()), "one")

@@ -213,7 +213,7 @@ def _rms_norm_rotary(call: _Call) -> Results:
         x = builder.slice(x, [start], [start + width], [3])
     wide = builder.cast(x, FLOAT)
     least = call.number(float_attr(node, "epsilon", 1e-6), FLOAT)
-    mean = builder.reduced("ReduceMean", call.op("Mul", wide, wide), -1)
+    mean = builder.reduce("ReduceMean", call.op("Mul", wide, wide), [-1])
     normed = call.op("Mul", call.op("Div", wide, call.op("Sqrt", call.op("Add", mean, least))), scale)
     if {kind, *types} == {BFLOAT16}:
         normed = builder.cast(builder.cast(normed, BFLOAT16), FLOAT)

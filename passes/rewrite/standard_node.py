@@ -129,7 +129,7 @@ class StandardBuilder:
             excluded = self._excluded(node)
             if excluded is None:
                 return result  # no row can have scores that are all -inf
-            least = builder.reduced("ReduceMin", builder.cast(excluded, INT32), 3)
+            least = builder.reduce("ReduceMin", builder.cast(excluded, INT32), [3])
             empty = self._like_result(builder.cast(least, ir.DataType.BOOL))
         nothing = builder.constant(np.array(0, self.match.dtype.numpy()), "number")
         return builder.where(empty, nothing, result)
@@ -231,7 +231,7 @@ class StandardBuilder:
         counts = [builder.dimension(*place) for place in larger]
         if len(counts) == 1:
             return counts[0]
-        return builder.reduced("ReduceMax", builder.concat(counts, 0), 0)
+        return builder.reduce("ReduceMax", builder.concat(counts, 0), [0])
 
     def _note_expanded(self, axes: Axes) -> None:
         """Note that operands are copied to the size of these axes. Raises Decline where they cannot be."""
