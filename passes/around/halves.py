@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at
+from fa_compiler.passes.ir.nodes import is_op, operand_at
+from fa_compiler.passes.ops.parts import split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -51,12 +52,10 @@ def _slices(
 
 def _split(node: ir.Node, first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | None:
     """The halves that a Split gives: its only outputs, of one shape."""
-    if not is_op(node, "Split") or list(node.outputs) != [first, second]:
+    split, shape = split_of(node, info), info.shape(first)
+    if split is None or split.parts != (first, second) or not shape or info.shape(second) != shape:
         return None
-    shape = info.shape(first)
-    if not shape or info.shape(second) != shape:
-        return None
-    return Halves(operand_at(node, 0), int_attr(node, "axis", 0) % len(shape), (node,))
+    return Halves(split.whole, split.axis, (node,))
 
 
 @dataclass(frozen=True)

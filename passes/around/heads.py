@@ -24,7 +24,8 @@ from itertools import pairwise
 import onnx_ir as ir
 
 from fa_compiler.passes.around.halves import cut_by_slice
-from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, only_reader, operand_at
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, only_reader, operand_at
+from fa_compiler.passes.ops.parts import split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -74,16 +75,16 @@ def head_parts(graph: ir.Graph, info: ShapeInfo) -> Iterator[HeadParts]:
             continue
         whole = operand_at(node, 0)
         rank = len(info.shape(whole) or ())
-        cuts = _of_split(node, rank) if is_op(node, "Split") else _of_slices(whole, rank, info)
+        cuts = _of_slices(whole, rank, info) if is_op(node, "Slice") else _of_split(node, info)
         heads = of_one_size(cuts, info) if len(cuts) > 1 else None
         if heads is not None:
             yield HeadParts(whole, rank - 1, heads)
 
 
-def _of_split(node: ir.Node, rank: int) -> Sequence[ir.Value]:
+def _of_split(node: ir.Node, info: ShapeInfo) -> Sequence[ir.Value]:
     """The parts that a Split along the last axis gives, if it is all that reads the tensor; none for another one."""
-    alone = only_reader(operand_at(node, 0)) is node
-    return node.outputs if alone and int_attr(node, "axis", 0) in (-1, rank - 1) else ()  # 2
+    split = split_of(node, info)
+    return split.parts if split is not None and split.is_last and only_reader(split.whole) is node else ()  # 2
 
 
 def _of_slices(whole: ir.Value, rank: int, info: ShapeInfo) -> Sequence[ir.Value]:

@@ -60,6 +60,7 @@ from fa_compiler.passes.ir.nodes import (
     operand_orders,
     operands,
 )
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOST_PARTS = 16
@@ -218,11 +219,11 @@ def _groups(parts: Sequence[Part], info: ShapeInfo) -> Iterator[Group]:
 
 def _whole(value: ir.Value, parts: Iterable[ir.Value], info: ShapeInfo) -> ir.Node | None:
     """The Concat along the last axis of some of the parts, which nothing else reads; None where there is none."""
-    node, shape, known = only_reader(value), info.shape(value), {*parts}
-    if not is_op(node, "Concat") or len(node.inputs) < 2 or shape is None:
+    joined, known = concat_of(only_reader(value), info), {*parts}
+    if joined is None or len(joined.parts) < 2:
         return None
-    alone = all(each in known and only_reader(each) is node for each in operands(node))
-    return node if alone and int_attr(node, "axis", 0) in (-1, len(shape) - 1) else None
+    alone = all(each in known and only_reader(each) is joined.node for each in joined.parts)
+    return joined.node if alone and joined.is_last else None
 
 
 def _divided(parts: tuple[Part, ...], info: ShapeInfo) -> Group | None:

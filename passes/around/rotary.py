@@ -70,7 +70,6 @@ from fa_compiler.passes.around.records import (
 from fa_compiler.passes.around.rows import before_idle_casts
 from fa_compiler.passes.ir.nodes import (
     data_readers,
-    int_attr,
     is_op,
     only_reader,
     operand_at,
@@ -81,6 +80,7 @@ from fa_compiler.passes.ir.nodes import (
     sole,
 )
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.patterns import Bind, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -151,8 +151,8 @@ def _joined(node: ir.Node, info: ShapeInfo) -> _Joined | None:
     place = _place(node) or 0
     values = operand_at(node, place), operand_at(node, place + 1)
     inner = _before_unsqueeze(values[0]), _before_unsqueeze(values[1])
-    shape = info.shape(values[0])
-    if not shape or int_attr(node, "axis", 0) not in (-1, len(shape) - 1):
+    whole, shape = concat_of(node, info), info.shape(values[0])
+    if whole is None or not whole.is_last or not shape:
         return None
     others = operands(node)[:place], operands(node)[place + 2 :]
     if inner == values:

@@ -32,6 +32,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, operand_at, operand_orders, operands, places_of
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 DEEPEST = 12
@@ -77,10 +78,8 @@ def _holds(
 
 def _joins_twice(node: ir.Node, info: ShapeInfo) -> bool:
     """Does a Concat join a tensor with itself along the last axis?"""
-    rank, parts = len(info.shape(node.outputs[0]) or ()), operands(node)
-    if not is_op(node, "Concat") or len(parts) != 2 or parts[0] is not parts[1]:
-        return False
-    return int_attr(node, "axis", 0) in (-1, rank - 1)  # 1
+    joined = concat_of(node, info)
+    return joined is not None and joined.is_last and len(joined.parts) == 2 and len({*joined.parts}) == 1  # 1
 
 
 def _repeats(node: ir.Node, info: ShapeInfo) -> bool:

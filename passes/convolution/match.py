@@ -76,6 +76,7 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.ops.cuts import pads_of
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -176,8 +177,9 @@ def _window(node: ir.Node, info: ShapeInfo) -> Window | None:
     maker = producer(source)
     if is_op(maker, "Pad"):
         return _padded(maker, info)
-    if is_op(maker, "Concat") and len(maker.inputs) == 2 and int_attr(maker, "axis", 0) in (TOKENS, TOKENS - RANK):
-        state, x = operand_at(maker, 0), operand_at(maker, 1)
+    joined = concat_of(maker, info)
+    if joined is not None and len(joined.parts) == 2 and joined.axis == TOKENS:
+        state, x = joined.parts
         shape = info.shape(state)
         return None if shape is None else Window(x, shape[TOKENS], state=state)  # 3
     return None

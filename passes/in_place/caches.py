@@ -39,7 +39,8 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import holds_output, inputs_of, int_attr, is_op, subgraphs
+from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs
+from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 WRITERS = ("ScatterND", "ScatterElements", "TensorScatter")
@@ -223,8 +224,8 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
         if node.graph is not graph:
             raise Decline(Code.SCOPE, "it is read within a subgraph", node)
     _check_given(past, past_aliases)
-    concat, new = _appended(past_aliases, info)
-    axis = int_attr(concat, "axis", 0) % len(sizes)
+    joined, new = _appended(past_aliases, info)
+    concat, axis = joined.node, joined.axis
     if (fixed := sizes[axis].const) is not None:
         reason = f"the model fixes the number of cached tokens to {fixed}"
         raise Decline(Code.SHAPE, reason, concat, "export it with a dynamic axis")
@@ -237,17 +238,17 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
     return GrowingCache(past, presents[0], concat, new, axis, sizes, past_aliases, present_aliases)
 
 
-def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[ir.Node, ir.Value]:
+def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts, ir.Value]:
     """The Concat that takes a past, and the new rows behind it there. Raises Decline."""
-    readers = [node for value in past_aliases for node in value.consumers()]
-    concats = [node for node in readers if is_op(node, "Concat") and len(_with_elements(node, info)) > 1]
+    readers = (concat_of(node, info) for value in past_aliases for node in value.consumers())
+    concats = [joined for joined in readers if joined is not None and len(joined.with_elements(info)) > 1]
     if not concats:
         raise Decline(Code.SHAPE, "nothing is appended to it")
     if len(concats) > 1:
-        raise Decline(Code.SHAPE, "several Concats take it", concats[1])
-    first, *others = _with_elements(concats[0], info)
+        raise Decline(Code.SHAPE, "several Concats take it", concats[1].node)
+    first, *others = concats[0].with_elements(info)
     if len(others) != 1 or first not in past_aliases or others[0] in past_aliases:
-        raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concats[0])
+        raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concats[0].node)
     return concats[0], others[0]
 
 
@@ -292,19 +293,8 @@ def aliases_of(value: ir.Value, info: ShapeInfo, graph: ir.Graph | None = None) 
 
 def _passes_on(node: ir.Node, value: ir.Value, info: ShapeInfo) -> bool:
     """Does a node give what a value holds?"""
-    if is_op(node, "Concat"):
-        parts = _with_elements(node, info)
-        return len(parts) == 1 and parts[0] is value
+    if (joined := concat_of(node, info)) is not None:
+        return joined.with_elements(info) == [value]
     if is_op(node, "Cast"):
         return info.dtype(value) == int_attr(node, "to", -1)
     return is_op(node, "Identity")
-
-
-def _with_elements(concat: ir.Node, info: ShapeInfo) -> list[ir.Value]:
-    """The operands of a Concat that may have elements."""
-    parts = []
-    for value in inputs_of(concat):
-        shape = info.shape(value)
-        if not shape or shape[int_attr(concat, "axis", 0) % len(shape)].const != 0:
-            parts.append(value)
-    return parts

@@ -30,6 +30,7 @@ from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ops.movers import REPEATS
 from fa_compiler.passes.ops.moves import Converted, Move, move_of
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -42,7 +43,7 @@ WIDENING = {
 MAX_BASES = 16
 """So many bases in a row are tried, each one operator further down. The next one tried is the result of the operator at
 which the last of them failed: else a long chain would be walked from each of its values."""
-RESIZING = ("Reshape", "Flatten", "Expand", "Tile", "Concat", "Gather")
+RESIZING = ("Reshape", "Flatten", *REPEATS, "Concat", "Gather")
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from fa_compiler.passes.linear.tensors import (
 from fa_compiler.passes.ops.elementwise import POINTWISE
 from fa_compiler.passes.ops.movers import ARRAY_MOVES
 from fa_compiler.passes.ops.moves import LARGEST_ARRAY, listed, plain_move
+from fa_compiler.passes.ops.parts import concat_on_arrays, split_on_arrays
 
 Operands: TypeAlias = Sequence[Tensor | None]
 Rule: TypeAlias = Callable[["Call"], list[Tensor]]
@@ -146,24 +147,15 @@ def _check_size(shape: Sequence[int]) -> None:
 @rule("Concat", with_sums=True)
 def _concat(call: Call) -> list[Tensor]:
     parts = [part for part in call.operands if part is not None]
-    axis = int_attr(call.node, "axis", 0)
-    return call.moved(lambda *arrays: np.concatenate(arrays, axis), *parts)
+    return call.moved(concat_on_arrays(call.node), *parts)
 
 
 @rule("Split", with_sums=True)
 def _split(call: Call) -> list[Tensor]:
-    axis, count = int_attr(call.node, "axis", 0), len(call.node.outputs)
-    size = call[0].shape[axis]
-    each = -(-size // count)
-    sizes = call.attr("split") or (call.ints(1) if call.has(1) else None)
-    sizes = list(sizes) if sizes is not None else [min(each, size - each * part) for part in range(count)]
-    ends = np.cumsum(sizes).tolist()
-    if ends[-1] != size:
+    moves = split_on_arrays(call.node, call[0].shape, call.integers)
+    if moves is None:
         raise FailedError("the parts of a Split do not fit")
-    return [
-        moved((call[0],), lambda array, s=end - own, e=end: np.take(array, range(s, e), axis), call.with_sums)
-        for own, end in zip(sizes, ends, strict=True)
-    ]
+    return [moved((call[0],), move, call.with_sums) for move in moves]
 
 
 @rule("Pad", with_sums=True)

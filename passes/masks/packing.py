@@ -46,6 +46,7 @@ from fa_compiler.passes.algebra.cases import as_integer
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, places_of, source_through
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
 from fa_compiler.passes.values.positions import LABELS, Positions
@@ -129,14 +130,14 @@ class ContiguousLabels:
             dict(positions.origins(*operand)) for operand in positions.operands(difference, positions.identity_index)
         )
         for value in later:
-            node, index = value.producer(), positions.identity_index
-            if value not in earlier or not is_op(node, "Concat") or node is None or len(node.inputs) != 2:
+            joined, index = concat_of(value.producer(), self.info), positions.identity_index
+            if value not in earlier or joined is None or len(joined.parts) != 2:
                 continue
-            joined = int_attr(node, "axis", 0) % len(shape) == axis
-            head, numbers = node.inputs
+            head, numbers = joined.parts
             first = positions.shape(head)
             further = tuple(place + int(k == axis) for k, place in enumerate(index))
-            if joined and first is not None and first[axis].const == 1 and earlier[value] == index:
+            is_shifted = joined.axis == axis and earlier[value] == index
+            if is_shifted and first is not None and first[axis].const == 1:
                 if later[value] != further:
                     return None
                 return numbers

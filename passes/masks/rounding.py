@@ -58,7 +58,7 @@ from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, M
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
 from fa_compiler.passes.ops.movers import MOVES, element_source
-from fa_compiler.passes.ops.numbers import LIMITS, overwrites
+from fa_compiler.passes.ops.numbers import LIMITS, PASSING, passed_on
 from fa_compiler.passes.values.facts import Facts
 
 CANCELLED = 2.0**-24
@@ -69,11 +69,11 @@ BINARY_HINT = f"--assume {BINARY_MASKS} if every mask that is given to the model
 ONE_SIGN_HINT = "let every mask lower the scores: put -inf in place of masked scores, or add a number below 0"
 MAX_STEPS = 64
 MAX_DEPTH = 32
-WHOLE = ("Add", "Sub", "Mul", "Neg", "Abs", "Where", "Cast", "Concat", "Trilu")
+WHOLE = (*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast")
 ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "Where", "Concat", "CumSum", "Max", "Min")
 """Operators that may compute a number from integers that are inputs of the model. Integers that other operators compute
 are positions and sizes."""
-KEEP_SIGNS = ("Add", "Where", "Concat", "Cast", "Trilu", "Split", "Pad", "ScatterND", "ScatterElements", "Max", "Min")
+KEEP_SIGNS = (*PASSING, "Add", "Cast", "Pad", "Max", "Min")
 """Operators whose huge results have the sign of a huge operand."""
 SCORING = ("Add", "Sub", "Mul", "Div", "Where")
 """Operators that scores go through after a term. Their kernels compute 16-bit types in float32."""
@@ -344,8 +344,8 @@ class _Sizes:
             return _of_numbers(numbers)
         if node is None or value.is_graph_input():
             return ANY_SIZE
-        if places := _passed_on(node):
-            return functools.reduce(Huge.or_else, (self.huge(node.inputs[place], depth + 1) for place in places))
+        if operands := passed_on(node):
+            return functools.reduce(Huge.or_else, (self.huge(operand, depth + 1) for operand in operands))
         if is_op(node, "Mul"):
             return self._product(node)
         if not is_op(node, "Neg", "Add", "Sub"):
@@ -413,7 +413,7 @@ class _Sizes:
             elif self.largest(current) > MAX_FINE:
                 if self._is_coarse(current):
                     return COARSE
-                keeps_signs = is_op(current.producer(), *MOVES, *KEEP_SIGNS) or bool(inner_values(current))
+                keeps_signs = is_op(current.producer(), *KEEP_SIGNS) or bool(inner_values(current))
                 pending.extend((source, signed and keeps_signs) for source in self._sources_of_large(current))
         return Parts(False, total.times(term.sign))
 
@@ -447,36 +447,21 @@ class _Sizes:
         return self.facts.largest(value)
 
 
-def _passed_on(node: ir.Node) -> Sequence[int]:
-    """The indices of the operands whose elements an operator passes on unchanged; empty where it computes new ones."""
-    if is_op(node, *MOVES, "Trilu", "Split"):
-        return (0,)
-    if is_op(node, "Where"):
-        return (1, 2)
-    if is_op(node, "Concat"):
-        return range(len(node.inputs))
-    return (0, 2) if is_op(node, "ScatterND", "ScatterElements") and overwrites(node) else ()
-
-
 def _of_numbers(numbers: Collection[float]) -> Huge:
     others = [number for number in numbers if number != 0.0]
     least = min(map(abs, others), default=math.inf)
     return Huge(least, any(x < 0 for x in others), any(x > 0 for x in others)) if least >= HUGE else ANY_SIZE
 
 
-COMBINED = {
-    **dict.fromkeys(("Cast", "Trilu", "Split"), (0,)),
-    "Where": (1, 2),
-    **dict.fromkeys(("Pad", "ScatterND", "ScatterElements"), (0, 2)),
-}
-"""The operands whose numbers an operator passes on or computes with, where these are not all of them."""
+COMBINED = {"Cast": (0,), **dict.fromkeys(("Pad", "ScatterND", "ScatterElements"), (0, 2))}
+"""The operands whose numbers an operator computes with, where these are not all of them."""
 
 
 def _combined(node: ir.Node) -> list[ir.Value]:
     """The operands whose numbers an operator passes on or computes with."""
     places = COMBINED.get(node.op_type, range(len(node.inputs)))
     operands = (input_of(node, place) for place in places)
-    return [operand for operand in operands if operand is not None]
+    return passed_on(node) or [operand for operand in operands if operand is not None]
 
 
 def is_whole(value: ir.Value | None, facts: Facts) -> bool:
@@ -495,9 +480,9 @@ def is_whole(value: ir.Value | None, facts: Facts) -> bool:
                 return False
             continue
         node = current.producer()
-        if node is None or not is_op(node, *MOVES, *WHOLE):
+        if node is None or not is_op(node, *WHOLE):
             return False
-        pending.extend(node.inputs[:1] if is_op(node, *MOVES) else _combined(node))
+        pending.extend(_combined(node))
     return True
 
 

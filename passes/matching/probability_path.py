@@ -83,6 +83,7 @@ from fa_compiler.passes.matching.scores import (
 from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ops.moves import keeps_everything
+from fa_compiler.passes.ops.parts import split_of
 
 DROPOUT_ADVICE = "export for inference (model.eval()), or with a drop mask that the graph computes from random numbers"
 RENORMALISED_ADVICE = "mask the scores instead: where(mask, scores, -inf) before the softmax gives the same"
@@ -295,8 +296,8 @@ def _is_of_softmax(value: ir.Value | None) -> bool:
 def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     """Does a node take a part of the last axis?"""
     rank, axes = len(viewer.info.shape(value) or ()), list[int]()
-    if is_op(node, "Split"):
-        axes = [int_attr(node, "axis", 0)]
+    if (split := split_of(node, viewer.info)) is not None:
+        axes = [split.axis]
     elif is_op(node, "Slice") and (listed := constant(input_of(node, 3))) is not None:
         axes = listed.reshape(-1).tolist()
     return bool(axes) and all(axis in (-1, rank - 1) for axis in axes)

@@ -36,10 +36,8 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     constant,
     input_of,
-    int_attr,
     is_op,
     operand_at,
-    operand_orders,
     opset,
     sole,
     text_attr,
@@ -48,7 +46,7 @@ from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.matching.sink_totals import SinkTotal
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
-from fa_compiler.passes.ops.cuts import slice_start, split_start
+from fa_compiler.passes.ops.parts import concat_of, start_along
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -97,13 +95,11 @@ def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[SinkSource, ir.Value
     shape = info.shape(node.outputs[0])
     if shape is None:
         return
-    rank = len(shape)
-    if is_op(node, "Concat") and len(node.inputs) == 2:  # 1
-        axis = int_attr(node, "axis", 0) % rank
-        for index, (value, scores) in enumerate(operand_orders(node, "Concat")):
-            own = info.shape(value)
-            if own is not None and own[axis].const == 1:
-                yield SinkSource(node, axis, index == 0, value), scores
+    rank, joined = len(shape), concat_of(node, info)
+    if joined is not None and len(joined.parts) == 2:  # 1
+        for index, (value, scores) in enumerate((joined.parts, joined.parts[::-1])):
+            if joined.size(value, info) == Dim(1):
+                yield SinkSource(node, joined.axis, index == 0, value), scores
     elif is_op(node, "Pad"):  # 2
         place, number = _padded(node, rank), _padding(node, info)
         if place is not None and number is not None:
@@ -179,17 +175,10 @@ def _drops_column(node: ir.Node, axis: int, found_sink: FoundSink, info: ShapeIn
         return False
     if after != (*before[:axis], found_sink.length, *before[axis + 1 :]):
         return False
-    start = _start_of(node, output, axis, len(before), info)
+    start = start_along(output, axis, info)
     if start is not None and start < 0:
         start += before[axis].const or 0
     return start == int(found_sink.step.first)
-
-
-def _start_of(node: ir.Node, output: ir.Value, axis: int, rank: int, info: ShapeInfo) -> int | None:
-    """The first index that an output of a Split, or a Slice, takes along an axis; None where it is unknown."""
-    if node.op_type == "Split":
-        return split_start(node, output, axis, info)
-    return slice_start(node, axis, rank, info)
 
 
 def sink_lower_bound(found_sink: FoundSink, facts: Facts, guarded: bool) -> float:

@@ -16,6 +16,7 @@ from fa_compiler.passes.ops import (  # noqa: F401  imported for the rules they 
     generate,
     hcom,
     linear,
+    parts,
     quantized,
     recurrent,
     reduce,

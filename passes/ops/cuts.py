@@ -1,4 +1,4 @@
-"""The places where Slice, Split and Pad cut. Their parameters were attributes in older opsets and are inputs in newer
+"""The places where Slice and Pad cut. Their parameters were attributes in older opsets and are inputs in newer
 ones."""
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import input_of, int_attr, is_op
-from fa_compiler.passes.ops.context import Known, Shape
+from fa_compiler.passes.ir.nodes import input_of
+from fa_compiler.passes.ops.context import Known
 
 
 def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim, int]] | None:
@@ -88,60 +88,3 @@ def slice_start(node: ir.Node, axis: int, rank: int, known: Known) -> int | None
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
     return next((start.const for place, start, _ in bounds if place == axis), None)
-
-
-def split_start(node: ir.Node, output: ir.Value, axis: int, known: Known) -> int | None:
-    """Where an output of a Split into two parts begins along an axis; None where that is unknown."""
-    shape = known.shape(output)
-    if shape is None or len(node.outputs) != 2 or int_attr(node, "axis", 0) % len(shape) != axis:
-        return None
-    if node.outputs[0] is output:
-        return 0
-    first = known.shape(node.outputs[0])
-    if first is None:
-        return None
-    return first[axis].const
-
-
-def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
-    """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
-    there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
-    node = value.producer()
-    if node is None or not is_op(node, "Slice", "Split"):
-        return None
-    source = input_of(node, 0)
-    shape, whole = known.shape(value), known.shape(source)
-    if source is None or shape is None or whole is None:
-        return None
-    axis = _axis_cut(shape, whole)
-    if axis is None:
-        return None
-    start = _start_of(value, node, axis, len(shape), known)
-    if start is not None and start < 0:
-        start += whole[axis].const or 0
-    if start is None or start < 0:
-        return None
-    return (source, axis, start)
-
-
-def _start_of(value: ir.Value, node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
-    """Where an output of a Slice or Split begins along an axis; None where that is unknown."""
-    if is_op(node, "Slice"):
-        return _start_of_slice(node, axis, rank, known)
-    return split_start(node, value, axis, known)
-
-
-def _axis_cut(shape: Shape, whole: Shape) -> int | None:
-    """The one dimension in which two shapes differ, if both sizes are numbers; else None."""
-    cut = [axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=True)) if part != all_]
-    if len(cut) != 1 or shape[cut[0]].const is None or whole[cut[0]].const is None:
-        return None
-    return cut[0]
-
-
-def _start_of_slice(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
-    """Where a Slice begins along an axis; None where it may begin elsewhere than at 0 along another one."""
-    others = (slice_start(node, other, rank, known) for other in range(rank) if other != axis)
-    if any(start not in (None, 0) for start in others):
-        return None
-    return slice_start(node, axis, rank, known)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import source_through
-from fa_compiler.passes.ops import gather, reshape, slicing  # noqa: F401  imported for the moves they list
+from fa_compiler.passes.ops import gather, parts, reshape, slicing  # noqa: F401  imported for the moves they list
 from fa_compiler.passes.ops.moves import (
     Cut,
     Permuted,

@@ -12,7 +12,7 @@ The form of a move says which element of its source stands at an index i of the 
     Permuted        Transpose                               i, with its dimensions in another order
     Regrouped       Reshape, Flatten, Squeeze, Unsqueeze    the one at the same place in row-major order
     Stretched       Expand, Tile                            i, with 0 where the source has 1; Tile: modulo its sizes
-    Repeated        Concat(x, ..., x)                       i modulo the size of x, along the axis
+    Repeated        Concat(x, ..., x), in parts.py          i modulo the size of x, along the axis
     Cut             Slice                                   start + step * i, along each axis that is cut
     Picked          Gather                                  the number in the indices, along the axis
     PickedPoints    GatherND                                the numbers in the indices, along the first dimensions
@@ -366,15 +366,6 @@ class Stretched(Move):
         return None if math.prod(target) > LARGEST_ARRAY else lambda array: np.broadcast_to(array, target)
 
 
-class Repeated(Move):
-    """One tensor several times in turn, along an axis."""
-
-    is_layout = True
-
-    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
-        return _repeated(dims, int_attr(self.node, "axis", 0), len(self.node.inputs), True, space)
-
-
 class Cut(Move):
     """A part of each of some dimensions, in even steps."""
 
@@ -453,7 +444,7 @@ class Picked(Move):
         axis, (size, times, in_turns) = int_attr(self.node, "axis", 0), self.repeats
         if space.size(dims[axis % len(dims)]) != size:
             return None
-        return _repeated(dims, axis, times, in_turns, space)
+        return repeated(dims, axis, times, in_turns, space)
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         places, axis = integers(1), int_attr(self.node, "axis", 0)
@@ -528,7 +519,7 @@ class Reversed(Move):
         return dim
 
 
-def _repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace) -> Arrangement:
+def repeated(dims: Arrangement, axis: int, times: int, in_turns: bool, space: AxisSpace) -> Arrangement:
     """The arrangement with one dimension repeated: as a whole if `in_turns`, else element by element."""
     place = axis % len(dims)
     own, again = dims[place], space.new(Dim(times))

@@ -8,11 +8,11 @@
     Mul, Div, Pow
     Clip, Min, Max                            a limit of one operand is a limit of the result
     ReduceSum, ReduceMean                     of a known number of elements, each addition rounded
-    Where, Concat                             that of all operands together
-    moves, Split, Cast                        that of the operand
+    moves, Split, Concat, Where               that of all operands together of which it holds elements (`passed_on`)
+    Cast                                      that of the operand
 
-An operator without a rule gives any number. Sets have rules of their own kind: comparisons, Where, Concat, Scatter,
-Pad, Trilu and arithmetic over all pairs, rounded as the result's type rounds.
+An operator without a rule gives any number. Sets have rules of their own kind: `passed_on`, comparisons, Where, Pad,
+Trilu and arithmetic over all pairs, rounded as the result's type rounds.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ from fa_compiler.passes.ir.nodes import (
     constant,
     float_attr,
     input_of,
+    inputs_of,
     is_op,
     producer,
     text_attr,
@@ -86,6 +87,32 @@ def kind_of(dtype: ir.DataType | None) -> type | None:
     if dtype is None:
         return None
     return NUMPY.get(dtype)
+
+
+# -- elements that stay as they are ---------------------------------------------------------------
+
+_PLACES = {"Where": (1, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2)}
+PASSING = (*MOVES, "Split", "Trilu", "Concat", *_PLACES)
+"""Operators whose result holds elements of operands, and no other numbers but the zeros of a Trilu. A Scatter may
+combine them instead."""
+
+
+def passed_on(node: ir.Node) -> list[ir.Value]:
+    """The operands of which the result of a PASSING operator holds elements; none where it computes new ones."""
+    if not is_op(node, *PASSING) or not overwrites(node):
+        return []
+    if is_op(node, "Concat"):
+        return inputs_of(node)
+    given = (input_of(node, place) for place in _PLACES.get(node.op_type, (0,)))
+    return [value for value in given if value is not None]
+
+
+def overwrites(node: ir.Node) -> bool:
+    """Does a Scatter replace elements by its updates, and not combine them?"""
+    return text_attr(node, "reduction", "none") == "none"
+
+
+# -- intervals ------------------------------------------------------------------------------------
 
 
 class Operands(Protocol):
@@ -144,9 +171,15 @@ INTERVALS.update(
 )
 
 
-@interval(*MOVES, "Split", "Cast")
-def _of_source(node: ir.Node, operands: Operands) -> Bound | None:
+@interval("Cast")
+def _converted(node: ir.Node, operands: Operands) -> Bound | None:
     return operands.of(node.inputs[0])
+
+
+@interval(*MOVES, "Split", "Concat", "Where")
+def _passed_on(node: ir.Node, operands: Operands) -> Bound | None:
+    given = [operands.of(value) for value in passed_on(node)]
+    return functools.reduce(hull, given) if given else None
 
 
 @interval("Neg")
@@ -157,19 +190,6 @@ def _negated(node: ir.Node, operands: Operands) -> Bound | None:
 @interval("Reciprocal")
 def _reciprocal(node: ir.Node, operands: Operands) -> Bound | None:
     return if_known(over, Bound((1.0, 1.0), False), operands.of(node.inputs[0]))
-
-
-@interval("Where")
-def _chosen(node: ir.Node, operands: Operands) -> Bound | None:
-    return hull(operands.of(node.inputs[1]), operands.of(node.inputs[2]))
-
-
-@interval("Concat")
-def _joined(node: ir.Node, operands: Operands) -> Bound | None:
-    result = operands.of(node.inputs[0])
-    for operand in node.inputs[1:]:
-        result = hull(result, operands.of(operand))
-    return result
 
 
 @interval("Add", "Sub", "Mul", "Div", "Pow")
@@ -292,9 +312,10 @@ def numbers(*op_types: str) -> Callable[[SetRule], SetRule]:
     return enter
 
 
-@numbers(*MOVES, "Split")
-def _same(node: ir.Node, sets: Sets) -> ValueSet | None:
-    return sets.of(node.inputs[0])
+@numbers(*MOVES, "Split", "Concat", "ScatterND", "ScatterElements")
+def _of_operands(node: ir.Node, sets: Sets) -> ValueSet | None:
+    given = passed_on(node)
+    return union(map(sets.of, given)) if given else None
 
 
 DECIDED: Mapping[str, Callable[..., bool]] = {**COMPARE, "Not": operator.not_}
@@ -344,23 +365,6 @@ def _selected(node: ir.Node, sets: Sets) -> ValueSet | None:
     if _truth_of(condition) is other is not None:
         return union((sets.of(chosen), ZERO))
     return union((sets.of(chosen), sets.of(other)))
-
-
-@numbers("Concat")
-def _of_all(node: ir.Node, sets: Sets) -> ValueSet | None:
-    return union(sets.of(operand) for operand in node.inputs)
-
-
-@numbers("ScatterND", "ScatterElements")
-def _scattered(node: ir.Node, sets: Sets) -> ValueSet | None:
-    if not overwrites(node):
-        return None
-    return union((sets.of(node.inputs[0]), sets.of(node.inputs[2])))
-
-
-def overwrites(node: ir.Node) -> bool:
-    """Does a Scatter replace elements by its updates, and not combine them?"""
-    return text_attr(node, "reduction", "none") == "none"
 
 
 @numbers("Pad")

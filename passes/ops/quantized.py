@@ -22,7 +22,7 @@ from fa_compiler.passes.ops.context import (
     with_dims,
 )
 from fa_compiler.passes.ops.linear import CONTRIB, gemm_shape, matmul_shape, window_shape
-from fa_compiler.passes.ops.reshape import concat_shape
+from fa_compiler.passes.ops.parts import concat_shape
 
 _INTEGERS = (ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 

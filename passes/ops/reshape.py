@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, product, simplify_given
-from fa_compiler.passes.ir.nodes import input_of
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
-    Known,
     Shape,
     axes_in,
     content_fact,
@@ -25,7 +21,7 @@ from fa_compiler.passes.ops.context import (
     or_fresh,
     rule,
 )
-from fa_compiler.passes.ops.moves import Permuted, Regrouped, Repeated, Shuffled, mover
+from fa_compiler.passes.ops.moves import Permuted, Regrouped, Shuffled, mover
 
 ONE = Dim(1)
 
@@ -175,76 +171,6 @@ def _depth(ctx: Context) -> Fact:
     return Fact(result, ctx.dtype(0))
 
 
-@rule("Concat")
-def _concat(ctx: Context) -> Fact:
-    dtype = ctx.dtype(0)
-    shapes = [ctx.shape(index) for index in range(len(ctx.facts))]
-    ranks = {len(shape) for shape in shapes if shape is not None}
-    if len(ranks) != 1:
-        return Fact(None, dtype)
-    rank = ranks.pop()
-    axis = ctx.axis_attr(rank, 1)
-    if axis is None:
-        return Fact(None, dtype)
-    if (joined := _joined(ctx, rank, axis)) is not None:
-        return joined
-    return Fact(concat_shape(shapes, axis), dtype)
-
-
-def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
-    """The shape of tensors that are joined along an axis. All known shapes have the same rank, and this axis."""
-    known = [shape for shape in shapes if shape is not None]
-    result = []
-    for index in range(len(known[0])):
-        dims = [shape[index] for shape in known]
-        if index == axis:
-            total = sum(dims, Dim(0))
-            result.append(total if len(known) == len(shapes) else Dim.fresh())
-        else:
-            # All of them are equal in a run that succeeds: take the one that says most.
-            result.append(min(dims, key=_vagueness))
-    return tuple(result)
-
-
-def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:
-    """The fact of a Concat of known contents; None where a content is unknown."""
-    contents, dtype = [ctx.content(index) for index in range(len(ctx.facts))], ctx.dtype(0)
-    parts = [content for content in contents if content is not None]
-    if rank == 1 and any(content.dtype == object for content in parts):
-        return _joined_vectors(ctx)
-    if len(parts) < len(contents):
-        return None
-    if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1:
-        return Fact(None, dtype)  # no run succeeds
-    return content_fact(np.concatenate(parts, axis), dtype)
-
-
-def _joined_vectors(ctx: Context) -> Fact | None:
-    """The fact of vectors of integers, one behind the other. Of a vector it is enough to know the length."""
-    vectors = [ctx.vector(index) for index in range(len(ctx.facts))]
-    if any(vector is None for vector in vectors):
-        return None
-    items = [item for vector in vectors for item in vector or []]
-    joined = np.empty(len(items), dtype=object)
-    joined[:] = items
-    return content_fact(joined, ctx.dtype(0))
-
-
-def _vagueness(dim: Dim) -> tuple[int, int]:
-    if dim.is_const:
-        return 0, 0
-    return 2 - int(dim.is_known), len(dim.atoms)
-
-
-def _one_tensor(node: ir.Node, known: Known) -> ir.Value | None:
-    """The tensor that a Concat joins with itself."""
-    first = input_of(node, 0)
-    if len(node.inputs) < 2 or any(value is not first for value in node.inputs):
-        return None
-    return first
-
-
 mover("Reshape", "Flatten", "Squeeze", "Unsqueeze", form=Regrouped)
 mover("Transpose", form=Permuted)
 mover("DepthToSpace", "SpaceToDepth", form=Shuffled)
-mover("Concat", form=Repeated, source=_one_tensor)

@@ -1,4 +1,4 @@
-"""Slice, Split, Pad, Tile, Expand: operators that change the length of axes."""
+"""Slice, Pad, Tile, Expand: operators that change the length of axes."""
 
 from __future__ import annotations
 
@@ -185,36 +185,6 @@ def _sequence_at(ctx: Context) -> Fact:
     if parts is None or index is None or len(index) != 1 or not -len(parts) <= index[0] < len(parts):
         return Fact(fresh(if_known(len, ctx.node.outputs[0].shape)), ctx.dtype(0))
     return Fact(parts[index[0]], ctx.dtype(0))
-
-
-@rule("Split")
-def _split(ctx: Context) -> list[Fact]:
-    dtype = ctx.dtype(0)
-    count = len(ctx.node.outputs)
-    shape = ctx.shape(0)
-    axis = ctx.axis_attr(rank_of(shape))
-    if shape is None or axis is None:
-        return [Fact(None, dtype)] * count
-    given, sizes = ctx.listed("split", 1, 13)
-    if not given:
-        # Equal parts; from opset 18 on the last one takes what remains.
-        part = Dim.ceildiv(shape[axis], count)
-        sizes = [part] * (count - 1) + [shape[axis] - part * (count - 1)]
-    if sizes is None or len(sizes) != count:
-        sizes = [Dim.fresh() for _ in range(count)]
-    facts = []
-    content = ctx.content(0)
-    offset = 0
-    for part in sizes:
-        length = part.const
-        if content is not None and length is not None:
-            index = [slice(None)] * axis + [slice(offset, offset + length)]
-            facts.append(content_fact(content[tuple(index)], dtype))
-            offset += length
-        else:
-            content = None
-            facts.append(Fact(with_dims(shape, axis, part), dtype))
-    return facts
 
 
 @rule("Pad")

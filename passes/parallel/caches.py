@@ -40,6 +40,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, text_attr
 from fa_compiler.passes.ir.nodes import operands as operands_of
 from fa_compiler.passes.ops.movers import MOVES
+from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.parallel.entry_lengths import GatheredRows, gathered_rows
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Choose, Sharder, WholeRule
@@ -96,18 +97,17 @@ def _joined(node: ir.Node, info: ShapeInfo) -> Joined | None:
     if is_op(node, "Concat"):
         return _concatenated(node, info)
     rows, shape = gathered_rows(node, info), info.shape(node.outputs[0])
-    if rows is None or shape is None or (cache := _concatenated(rows.rows, info)) is None:
+    if rows is None or shape is None or (cache := _concatenated(rows.rows.node, info)) is None:
         return None
     return replace(cache, node=node, length=shape[rows.axis], count=rows.count)
 
 
 def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
     """The cache whose past a Concat joins with what lies behind it; None where it joins other tensors."""
-    shape = info.shape(concat.outputs[0])
-    if shape is None:
+    joined, shape = concat_of(concat, info), info.shape(concat.outputs[0])
+    if joined is None or shape is None:
         return None
-    axis = int_attr(concat, "axis", 0) % len(shape)
-    parts = operands(concat, axis, info)
+    axis, parts = joined.axis, joined.with_elements(info)
     if len(parts) < 2 or (before := info.shape(parts[0])) is None:
         return None
     past, direct = _source(parts[0], info)
@@ -127,9 +127,8 @@ def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
     Concat of one operand is one of them."""
     direct = True
     while (node := value.producer()) is not None:
-        shape = info.shape(value)
-        if shape is not None and is_op(node, "Concat"):
-            parts = operands(node, int_attr(node, "axis", 0) % len(shape), info)
+        if (joined := concat_of(node, info)) is not None:
+            parts = joined.with_elements(info)
         elif is_op(node, *MOVES, "Cast", "Split"):
             parts = inputs_of(node)[:1]
             direct = direct and is_op(node, "Identity", "Cast")
@@ -139,12 +138,6 @@ def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
             break
         value = parts[0]
     return value, direct
-
-
-def operands(concat: ir.Node, axis: int, info: ShapeInfo) -> list[ir.Value]:
-    """The operands of a Concat that may have elements."""
-    shapes = ((value, info.shape(value)) for value in inputs_of(concat))
-    return [value for value, shape in shapes if not shape or shape[axis].const != 0]
 
 
 class _OfAnyLength(Sharder):
@@ -158,12 +151,12 @@ class _OfAnyLength(Sharder):
         limit = self.smaller(divisor, self.ints([2]))
         return divisor, self.sub(limit, one)
 
-    def joined(self, node: ir.Node, place: Place) -> ir.Value:
+    def joined(self, joined: Parts, place: Place) -> ir.Value:
         """The local form of a Concat along the sequence."""
-        parts = operands(node, place.dim, self.info)
+        parts = joined.with_elements(self.info)
         if len(parts) != 1:
-            return self.appended(node, place, parts)
-        return self.local(parts[0], place, node)
+            return self.appended(joined.node, place, parts)
+        return self.local(parts[0], place, joined.node)
 
     def appended(self, node: ir.Node, place: Place, parts: list[ir.Value]) -> ir.Value:
         """The local form of several operands of a Concat along the sequence. Raises Refusal."""
@@ -244,8 +237,8 @@ class CacheSharder(_OfAnyLength):
 
     def _gathered_rows(self, node: ir.Node, gather: GatheredRows) -> ir.Value:
         """The rank's part of rows of the past, each in its place, and of others that all ranks have."""
-        rows, axis = gather.rows, gather.axis
-        first, *others = operands(rows, axis, self.info)
+        rows, axis = gather.rows.node, gather.axis
+        first, *others = gather.rows.with_elements(self.info)
         if self.shape(node.outputs[0], node)[axis] != self.length or self.shape(first, rows)[axis] != self.first.before:
             raise Refusal("it gathers rows of another length than those of the caches", node)
         own = self.past.local(first, Place(axis), rows)
@@ -317,12 +310,12 @@ class PromptSharder(Sharder):
         self._caches = frozenset(caches)
         self.inputs = {value: own for value, own in self.inputs.items() if value.name not in self._caches}
 
-    def joined(self, node: ir.Node, place: Place) -> ir.Value:
+    def joined(self, joined: Parts, place: Place) -> ir.Value:
         """The new tokens, which are joined with none."""
-        parts = operands(node, place.dim, self.info)
+        parts = joined.with_elements(self.info)
         if len(parts) != 1:
-            return super().joined(node, place)
-        return self.local(parts[0], place, node)
+            return super().joined(joined, place)
+        return self.local(parts[0], place, joined.node)
 
     def _whole_leaf(self, value: ir.Value) -> ir.Value:
         if value.name not in self._caches:

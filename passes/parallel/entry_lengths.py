@@ -26,7 +26,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, operand_at, operands, source_through
+from fa_compiler.passes.ir.nodes import int_attr, is_op, operands, source_through
+from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -35,7 +36,7 @@ class GatheredRows:
     """A GatherND as above. `rows` is the Concat of past and what is behind it, along `axis`. `entries` are those of the
     indices, of which that at `axis` picks the rows; `count` is the number of rows of present."""
 
-    rows: ir.Node
+    rows: Parts
     axis: int
     entries: tuple[ir.Value, ...]
     count: ir.Value
@@ -46,16 +47,14 @@ def gathered_rows(node: ir.Node, info: ShapeInfo) -> GatheredRows | None:
     if not is_op(node, "GatherND") or int_attr(node, "batch_dims", 0):
         return None
     data, indices = operands(node)
-    rows, join = data.producer(), indices.producer()
-    if not is_op(rows, "Concat") or not is_op(join, "Concat"):
+    rows, join = concat_of(data.producer(), info), concat_of(indices.producer(), info)
+    if rows is None or join is None or not join.is_last:
         return None
-    shape, index_shape, past = info.shape(data), info.shape(indices), info.shape(operand_at(rows, 0))
+    shape, index_shape, past = info.shape(data), info.shape(indices), info.shape(rows.parts[0])
     if shape is None or index_shape is None or past is None or len(index_shape) != len(shape):
         return None
-    if int_attr(join, "axis", 0) % len(index_shape) != len(index_shape) - 1:
-        return None
-    axis, entries = int_attr(rows, "axis", 0) % len(shape), tuple(inputs_of(join))
-    single = all((info.shape(entry) or ())[-1:] == (Dim(1),) for entry in entries)
+    axis, entries = rows.axis, join.parts
+    single = all(join.size(entry, info) == Dim(1) for entry in entries)
     if not single or len(entries) <= axis:
         return None
     count = _counted(entries[axis], past[axis], axis, info)

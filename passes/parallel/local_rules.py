@@ -22,7 +22,6 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
     input_of,
-    inputs_of,
     int_attr,
     is_op,
     places_of,
@@ -34,6 +33,7 @@ from fa_compiler.passes.ops.contrib import POINTWISE_CONTRIB
 from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.moves import NOWHERE, move_of
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
 
@@ -401,18 +401,16 @@ def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, 
         grid    := Expand(line) | line
         line    := Range(0, S, 1) moved by Reshape and Unsqueeze, with 1 in all dimensions but one
     """
-    join = indices.producer()
-    rank = len(sharder.shape(indices, node))
-    if not is_op(join, "Concat") or int_attr(join, "axis", 0) % rank != rank - 1:
+    joined, rank = concat_of(indices.producer(), sharder.info), len(sharder.shape(indices, node))
+    if joined is None or not joined.is_last or len(joined.parts) != width:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
-    entries = inputs_of(join)
-    if len(entries) != width or (dim := _counts_along(sharder, entries[part])) is None:
+    if (dim := _counts_along(sharder, joined.parts[part])) is None:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
-    forms = [sharder.local(entry, Place(dim), node) for entry in entries]
+    forms = [sharder.local(entry, Place(dim), node) for entry in joined.parts]
     _, _, count = sharder.part
     line = sharder.reshape(sharder.range(count), [-1] + [1] * (rank - 1 - dim))
     forms[part] = sharder.add(sharder.mul(forms[part], sharder.number(0)), line)
-    return sharder.clone(join, forms).outputs[0], dim
+    return sharder.clone(joined.node, forms).outputs[0], dim
 
 
 def _counts_along(sharder: Sharder, entry: ir.Value) -> int | None:

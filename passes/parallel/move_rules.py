@@ -24,6 +24,7 @@ from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr
 from fa_compiler.passes.ops.cuts import pads_of, slice_bounds
 from fa_compiler.passes.ops.moves import counted, keeps_everything
+from fa_compiler.passes.ops.parts import concat_of, split_of
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
@@ -114,20 +115,27 @@ def tile(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value
 @local_rule("Concat")
 def concat(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Joined along another dimension, or one tensor alone; or new tokens behind those of a cache (caches.py)."""
-    rank, _ = size_at(sharder, node, output, place)
-    if len(node.inputs) > 1 and int_attr(node, "axis", 0) % rank == place.dim:
-        return sharder.joined(node, place)
-    forms = [sharder.local(needed(node, index), place, node) for index in range(len(node.inputs))]
-    return sharder.clone(node, forms).outputs[output]
+    joined = concat_of(node, sharder.info)
+    if joined is None:
+        raise _of_unknown_rank(node)
+    if len(joined.parts) > 1 and joined.axis == place.dim:
+        return sharder.joined(joined, place)
+    return sharder.clone(node, [sharder.local(part, place, node) for part in joined.parts]).outputs[output]
 
 
 @local_rule("Split")
 def split(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Cut along another dimension."""
-    rank, _ = size_at(sharder, node, output, place)
-    if int_attr(node, "axis", 0) % rank == place.dim:
+    split = split_of(node, sharder.info)
+    if split is None:
+        raise _of_unknown_rank(node)
+    if split.axis == place.dim:
         raise Refusal(f"{MIXES}: it cuts the sequence", node)
-    return sharder.clone(node, [sharder.local(needed(node, 0), place, node), *sharder.wholes(node, 1)]).outputs[output]
+    return sharder.clone(node, [sharder.local(split.whole, place, node), *sharder.wholes(node, 1)]).outputs[output]
+
+
+def _of_unknown_rank(node: ir.Node) -> Refusal:
+    return Refusal(f"the rank of {node.outputs[0].name!r} is unknown", node)
 
 
 @local_rule("Slice")

@@ -19,7 +19,6 @@ from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
     all_nodes,
-    int_attr,
     is_op,
     operand_at,
     reached,
@@ -28,8 +27,9 @@ from fa_compiler.passes.ir.nodes import (
     values_read,
 )
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
-from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches, operands
+from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches
 from fa_compiler.passes.parallel.methods import Choice, Machine, choose
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
@@ -188,14 +188,14 @@ def _present(cache: Joined, info: ShapeInfo) -> str:
 def _copies(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
     """The values that have the same elements in the same places."""
     for node in value.consumers():
-        if is_op(node, "Identity", "Cast") or (is_op(node, "Concat") and _joins_one(node, info)):
+        if is_op(node, "Identity", "Cast") or _joins_one(node, info):
             yield node.outputs[0]
 
 
-def _joins_one(concat: ir.Node, info: ShapeInfo) -> bool:
-    """Has a Concat one operand that has elements?"""
-    shape = info.shape(concat.outputs[0])
-    return shape is not None and len(operands(concat, int_attr(concat, "axis", 0) % len(shape), info)) == 1
+def _joins_one(node: ir.Node, info: ShapeInfo) -> bool:
+    """Is it a Concat of which one operand has elements?"""
+    joined = concat_of(node, info)
+    return joined is not None and len(joined.with_elements(info)) == 1
 
 
 def _rearranged(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:

@@ -42,6 +42,7 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.elementwise import drops_nothing
+from fa_compiler.passes.ops.parts import Parts
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -474,9 +475,9 @@ class Sharder(Operators):
             output.name, output.dtype = self.names.new(stem), INT64
         return node
 
-    def joined(self, node: ir.Node, place: Place) -> ir.Value:
+    def joined(self, joined: Parts, place: Place) -> ir.Value:
         """The local form of tensors that a Concat joins along the sequence. Raises Refusal."""
-        raise Refusal("it mixes the sequence: it joins tensors along it", node)
+        raise Refusal("it mixes the sequence: it joins tensors along it", joined.node)
 
     def wholes(self, node: ir.Node, first: int) -> list[ir.Value | None]:
         """The whole forms of a node's inputs from the one at `first` on; None for an absent one."""

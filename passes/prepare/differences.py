@@ -73,8 +73,9 @@ from fa_compiler.passes.matching.factors import SMALLEST, factorings, immoderate
 from fa_compiler.passes.matching.row_reductions import reduced
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.ops.cuts import cut_from, slice_bounds
+from fa_compiler.passes.ops.cuts import slice_bounds
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
+from fa_compiler.passes.ops.parts import cut_from
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match

@@ -55,8 +55,8 @@ from fa_compiler.passes.ir.nodes import (
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.layout.contraction import any_contraction
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.ops.cuts import cut_from
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, element_source
+from fa_compiler.passes.ops.parts import cut_from, split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 BETWEEN = (*LAYOUT_OPS, "Cast", "Mul", "Div", "Add", "Sub")
@@ -197,14 +197,14 @@ def _cuts(reader: ir.Node, packed: ir.Value, shape: Shape, info: ShapeInfo) -> l
 
 def _split_cuts(split: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """Case 1."""
-    axis, cuts, start = int_attr(split, "axis", 0) % len(shape), list[_Cut](), 0
-    for part in split.outputs:
-        own = info.shape(part) or ()
-        size = own[axis].const if axis < len(own) else None
-        if size is None:
+    cut, cuts = split_of(split, info), list[_Cut]()
+    if cut is None:
+        return []
+    for part in cut.parts:
+        start, size = cut.start(part, info), cut.size(part, info)
+        if start is None or size is None or start.const is None or size.const is None:
             return []
-        cuts.append(_Cut(part, axis, start, size))
-        start += size
+        cuts.append(_Cut(part, cut.axis, start.const, size.const))
     return cuts
 
 

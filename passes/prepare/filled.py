@@ -31,7 +31,7 @@ import onnx_ir as ir
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import constant, is_op, only_reader, operand_at, permutation, sole, text_attr
 from fa_compiler.passes.ir.surgery import restore_order, sweep
-from fa_compiler.passes.ops.cuts import cut_from
+from fa_compiler.passes.ops.parts import cut_from
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 

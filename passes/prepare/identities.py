@@ -51,6 +51,7 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.parts import CONCAT_AXIS, concat_of, split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOST_PARTS = 64
@@ -160,35 +161,28 @@ class _Bypass:
 
     def joined(self, node: ir.Node) -> ir.Value | None:
         """Cases 1 and 3."""
-        return self._common_whole(operands(node), int_attr(node, "axis", 1))
+        return self._common_whole(operands(node), int_attr(node, "axis", CONCAT_AXIS))
 
     def _common_whole(self, parts: Sequence[ir.Value], axis: int) -> ir.Value | None:
         """What these values are all parts of, in order; None for other values."""
         if len(parts) == 1:
             return parts[0]
-        maker = parts[0].producer()
-        if not is_op(maker, "Split") or list(maker.outputs) != list(parts):
-            return None
-        whole = operand_at(maker, 0)
-        own = self._place(whole, int_attr(maker, "axis", 0))
-        return whole if own is not None and own == self._place(parts[0], axis) else None
+        split = split_of(parts[0].producer(), self.info)
+        is_whole = split is not None and split.parts == tuple(parts) and split.axis == self._place(parts[0], axis)
+        return split.whole if split is not None and is_whole else None
 
     def parts(self, node: ir.Node) -> Sequence[ir.Value]:
         """Cases 2 and 3."""
         whole = operand_at(node, 0)
         if len(node.outputs) == 1:
             return [whole]
-        maker = whole.producer()
-        if not is_op(maker, "Concat") or len(maker.inputs) != len(node.outputs):
+        joined, split = concat_of(whole.producer(), self.info), split_of(node, self.info)
+        if joined is None or split is None or joined.axis != split.axis or len(joined.parts) != len(split.parts):
             return []
-        own = self._place(whole, int_attr(maker, "axis", 1))
-        if own is None or own != self._place(whole, int_attr(node, "axis", 0)):
-            return []
-        joined = operands(maker)
-        for one, other in zip(joined, node.outputs, strict=True):
-            if not self._size(one, own) == self._size(other, own) is not None:
+        for one, other in zip(joined.parts, split.parts, strict=True):
+            if not joined.size(one, self.info) == split.size(other, self.info) is not None:
                 return []
-        return joined
+        return joined.parts
 
     def resized(self, node: ir.Node) -> ir.Value | None:
         """Case 4."""

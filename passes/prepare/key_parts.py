@@ -67,7 +67,6 @@ from fa_compiler.passes.ir.nodes import (
     data_readers,
     first,
     inputs_of,
-    int_attr,
     is_op,
     only_reader,
     operand_orders,
@@ -81,6 +80,7 @@ from fa_compiler.passes.matching.factors import factorings
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import slice_bounds
+from fa_compiler.passes.ops.parts import concat_of, split_of
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -270,9 +270,8 @@ def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | No
     node, shape = value.producer(), info.shape(value)
     if node is None or shape is None or len(shape) < 2 or only_reader(value) is None:
         return None
-    if is_op(node, "Concat"):
-        is_along_keys = int_attr(node, "axis", 0) % len(shape) == len(shape) - 1
-        return value if is_along_keys and len(node.inputs) > 1 else None
+    if (joined := concat_of(node, info)) is not None:
+        return value if joined.is_last and len(joined.parts) > 1 else None
     if not is_op(node, *ABOVE) or steps == 0:
         return None
     return first([_concat_above(operand, info, steps - 1) for operand in inputs_of(node)])
@@ -420,11 +419,9 @@ def _cut_start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) ->
     node, own = cut.producer(), info.shape(cut)
     if node is None or own is None or own[:-1] != shape[:-1] or node.inputs[0] is not whole:
         return None
+    if (split := split_of(node, info)) is not None:
+        return split.start(cut, info) if split.is_last else None
     last = len(shape) - 1
-    if is_op(node, "Split"):
-        if int_attr(node, "axis", 0) % len(shape) != last:
-            return None
-        return _length(node.outputs[: list(node.outputs).index(cut)], info)
     bounds = slice_bounds(node, info, len(shape))
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
@@ -432,16 +429,6 @@ def _cut_start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) ->
     if begin.const is not None and begin.const < 0:
         begin = shape[last] + begin
     return begin
-
-
-def _length(parts: Sequence[ir.Value], info: ShapeInfo) -> Dim | None:
-    """The sum of the last dimensions; None where one is unknown."""
-    length = Dim(0)
-    for part in parts:
-        if not (shape := info.shape(part)):
-            return None
-        length = length + shape[-1]
-    return length
 
 
 def _sum_of(values: Sequence[ir.Value]) -> ir.Value | None:

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement
-from fa_compiler.passes.ir.nodes import int_attr, is_op, operands
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 RANK, ROWS = 4, 2
@@ -51,12 +51,12 @@ def grown_operands(match: AttentionMatch, info: ShapeInfo) -> tuple[Grown, ...]:
 
 def _grown(match: AttentionMatch, view: View, wanted: Arrangement, info: ShapeInfo) -> Grown | None:
     """The past and the new rows of a view's base; None where no Concat has made it of these."""
-    concat, space = view.base.producer(), match.space
-    if not is_op(concat, "Concat") or len(concat.inputs) != 2 or concat.graph is not match.node.graph:
+    joined, space = concat_of(view.base.producer(), info), match.space
+    if joined is None or len(joined.parts) != 2 or joined.node.graph is not match.node.graph:
         return None
-    past, new = operands(concat)
+    past, new = joined.parts
     shape, rows = info.shape(view.base) or (), info.shape(new) or ()
-    if len(shape) != RANK or len(rows) != RANK or int_attr(concat, "axis", 0) % RANK != ROWS:
+    if len(shape) != RANK or len(rows) != RANK or joined.axis != ROWS:
         return None
     if space.resolve_all(view.base_dims) != wanted or rows[ROWS] != space.size(match.roles.q_seq):
         return None

@@ -36,7 +36,6 @@ from fa_compiler.passes.ir.nodes import (
     ABSENT,
     constant,
     first,
-    inputs_of,
     int_attr,
     is_op,
     operand_at,
@@ -47,7 +46,7 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.ops.context import Shape, axis_in
-from fa_compiler.passes.ops.cuts import cut_from
+from fa_compiler.passes.ops.parts import concat_of, cut_from
 from fa_compiler.passes.values.positions import Positions
 
 INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
@@ -158,15 +157,13 @@ class _GatherReader:
     def _coordinates(self, indices: ir.Value) -> list[ir.Value]:
         """The coordinates of a list of places: the list itself where it has one, or the operands of a Concat along the
         last axis; none where these are not single coordinates."""
-        node, shape = producer(indices), self._shape(indices) or ()
-        if shape[-1:] == (Dim(1),):
+        joined = concat_of(producer(indices), self.viewer.info)
+        if (self._shape(indices) or ())[-1:] == (Dim(1),):
             return [indices]
-        if not is_op(node, "Concat") or int_attr(node, "axis", 0) not in (-1, len(shape) - 1):
+        if joined is None or not joined.is_last:
             return []
-        parts = inputs_of(node)
-        if any((self._shape(part) or ())[-1:] != (Dim(1),) for part in parts):
-            return []
-        return parts
+        is_single = all(joined.size(part, self.viewer.info) == Dim(1) for part in joined.parts)
+        return list(joined.parts) if is_single else []
 
     def _along(self, coordinate: ir.Value, size: Dim) -> int | None:
         """The dimension of the result along which a coordinate is the position, if it has this size."""

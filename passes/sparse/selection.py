@@ -32,9 +32,10 @@ from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.formula import Affine
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, operand_at, producer, sole, text_attr
+from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, producer, sole, text_attr
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.ops.context import Shape, axis_in
+from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.sparse.conditions import Condition, ConditionReader
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.positions import Positions
@@ -161,12 +162,10 @@ class ScatteredList:
     def _last_coordinate(self, places: ir.Value) -> ir.Value | None:
         """The last coordinate of places in the tensor, whose other coordinates are the places' own indices; None for
         other places."""
-        node, listed, shape = producer(places), self.info.shape(places), self.shape
-        if listed is None or len(listed) != len(shape) + 1 or not is_op(node, "Concat"):
+        joined, listed, shape = concat_of(producer(places), self.info), self.info.shape(places), self.shape
+        if joined is None or listed is None or len(listed) != len(shape) + 1 or not joined.is_last:
             return None
-        if axis_in(int_attr(node, "axis", 0), len(listed)) != len(shape):
-            return None
-        *counted, last = inputs_of(node)
+        *counted, last = joined.parts
         whole = (*listed[:-1], Dim(1))
         if len(counted) != len(shape) - 1 or any(self.info.shape(part) != whole for part in (*counted, last)):
             return None

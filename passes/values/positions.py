@@ -85,6 +85,7 @@ from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.generate import fill_of
 from fa_compiler.passes.ops.moves import fitted, move_of
 from fa_compiler.passes.ops.numbers import overwrites
+from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -513,10 +514,11 @@ class Positions:
     def _joined(self, node: ir.Node, index: Index) -> Number | None:
         """The element of a Concat: in one part where the part is known, in any part where the parts continue one
         another, and else a choice between the parts by the place."""
-        axis = int_attr(node, "axis", 0) % len(index)
-        parts = self._parts(node, axis)
-        if parts is None:
+        joined = concat_of(node, self.info)
+        parts = None if joined is None else self._parts(joined)
+        if joined is None or parts is None:
             return None
+        axis = joined.axis
 
         def at(part: _Part, place: Affine) -> Number | None:
             return self.number(part.value, (*index[:axis], place, *index[axis + 1 :]))
@@ -533,17 +535,17 @@ class Positions:
             return continued
         return self._chosen_part(parts, place, at)
 
-    def _parts(self, node: ir.Node, axis: int) -> list[_Part] | None:
-        """The operands of a Concat, each with its size along the axis and the place where it begins; None where a shape
-        is unknown."""
+    def _parts(self, joined: Parts) -> list[_Part] | None:
+        """What is joined, each with its size along the axis and the place where it begins; None where a shape is
+        unknown."""
         parts: list[_Part] = []
         start = self._zero
-        for value in node.inputs:
+        for value in joined.parts:
             shape = self.shape(value)
-            if value is None or shape is None:
+            if shape is None:
                 return None
-            parts.append(_Part(value, shape[axis], start))
-            start = start + self._int(shape[axis])
+            parts.append(_Part(value, shape[joined.axis], start))
+            start = start + self._int(shape[joined.axis])
         return parts
 
     def _continued(self, parts: Sequence[_Part], place: Affine, at: _At) -> Number | None:

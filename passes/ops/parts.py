@@ -1,0 +1,279 @@
+"""Tensors in parts along an axis: a Concat joins its parts, and a Split cuts its whole.
+
+    operator                      parts         whole
+    ----------------------------  ------------  --------------
+    Concat(part, ..; axis)        its operands  its result
+    Split(whole; axis) -> part    its results   its operand
+
+In both the parts lie in the whole in their order, one behind the other and without a gap. So one record, `Parts`, tells
+of both where an element comes from, which part of it a rank has, where a part begins, and that a Concat of all parts of
+a Split is the whole. A Concat of a single tensor, several times, is also a move (`Repeated`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at
+from fa_compiler.passes.ops.context import (
+    Context,
+    Fact,
+    Known,
+    Shape,
+    axis_in,
+    content_fact,
+    rank_of,
+    rule,
+    with_dims,
+)
+from fa_compiler.passes.ops.cuts import slice_start
+from fa_compiler.passes.ops.moves import ArrayMove, Integers, Move, listed, mover, repeated
+
+CONCAT_AXIS, SPLIT_AXIS = 1, 0
+"""The axes of a Concat, before opset 4, and of a Split that name none."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A whole tensor, and its parts along `axis`, which is counted from the front."""
+
+    node: ir.Node
+    whole: ir.Value
+    parts: tuple[ir.Value, ...]
+    axis: int
+    is_last: bool
+    """Is the axis the last one?"""
+
+    def size(self, part: ir.Value, known: Known) -> Dim | None:
+        """The length of a part along the axis; None where it is unknown."""
+        shape = known.shape(part)
+        return None if shape is None or len(shape) <= self.axis else shape[self.axis]
+
+    def start(self, part: ir.Value, known: Known) -> Dim | None:
+        """Where a part begins in the whole; None where that is unknown."""
+        start = Dim(0)
+        for before in self.parts[: self.parts.index(part)]:
+            size = self.size(before, known)
+            if size is None:
+                return None
+            start = start + size
+        return start
+
+    def with_elements(self, known: Known) -> list[ir.Value]:
+        """The parts that may have elements."""
+        return [part for part in self.parts if self.size(part, known) != Dim(0)]
+
+
+def concat_of(node: ir.Node | None, known: Known) -> Parts | None:
+    """What a Concat joins; None for other nodes, and where the rank is unknown."""
+    if node is None or not is_op(node, "Concat"):
+        return None
+    return _parts(node, node.outputs[0], inputs_of(node), CONCAT_AXIS, known)
+
+
+def split_of(node: ir.Node | None, known: Known) -> Parts | None:
+    """What a Split cuts; None for other nodes, and where the rank is unknown."""
+    if node is None or not is_op(node, "Split"):
+        return None
+    return _parts(node, operand_at(node, 0), node.outputs, SPLIT_AXIS, known)
+
+
+def _parts(node: ir.Node, whole: ir.Value, parts: Sequence[ir.Value], default: int, known: Known) -> Parts | None:
+    shape = known.shape(whole)
+    axis = axis_in(int_attr(node, "axis", default), rank_of(shape))
+    if shape is None or axis is None:
+        return None
+    return Parts(node, whole, tuple(parts), axis, axis == len(shape) - 1)
+
+
+def start_along(value: ir.Value, axis: int, known: Known) -> int | None:
+    """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split, cuts it from; a Slice
+    may count from the end. None where that is unknown."""
+    node, shape = value.producer(), known.shape(value)
+    split = split_of(node, known)
+    if split is not None:
+        start = split.start(value, known) if split.axis == axis else None
+        return None if start is None else start.const
+    return None if node is None or shape is None else slice_start(node, axis, len(shape), known)
+
+
+def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
+    """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
+    there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
+    node = value.producer()
+    if node is None or not is_op(node, "Slice", "Split"):
+        return None
+    source = input_of(node, 0)
+    shape, whole = known.shape(value), known.shape(source)
+    if source is None or shape is None or whole is None:
+        return None
+    axis = _axis_cut(shape, whole)
+    if axis is None or _begins_elsewhere(node, axis, len(shape), known):
+        return None
+    start = start_along(value, axis, known)
+    if start is not None and start < 0:
+        start += whole[axis].const or 0
+    if start is None or start < 0:
+        return None
+    return (source, axis, start)
+
+
+def _axis_cut(shape: Shape, whole: Shape) -> int | None:
+    """The one dimension in which two shapes differ, if both sizes are numbers; else None."""
+    cut = [axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=True)) if part != all_]
+    if len(cut) != 1 or shape[cut[0]].const is None or whole[cut[0]].const is None:
+        return None
+    return cut[0]
+
+
+def _begins_elsewhere(node: ir.Node, axis: int, rank: int, known: Known) -> bool:
+    """May a Slice begin elsewhere than at 0 along another axis?"""
+    if not is_op(node, "Slice"):
+        return False
+    others = (slice_start(node, other, rank, known) for other in range(rank) if other != axis)
+    return any(start not in (None, 0) for start in others)
+
+
+def equal_sizes(size: Dim, count: int) -> list[Dim]:
+    """The sizes of the parts of a Split that names none: equal, and from opset 18 on the last one has what is left."""
+    part = Dim.ceildiv(size, count)
+    return [part] * (count - 1) + [size - part * (count - 1)]
+
+
+def concat_on_arrays(node: ir.Node) -> Callable[..., np.ndarray]:
+    """What a Concat makes of the arrays of one run. It raises what NumPy raises where the sizes do not fit."""
+    axis = int_attr(node, "axis", CONCAT_AXIS)
+    return lambda *arrays: np.concatenate(arrays, axis)
+
+
+def split_on_arrays(node: ir.Node, shape: Sequence[int], integers: Integers) -> list[ArrayMove] | None:
+    """The moves from an array of this shape to each part of a Split; None where the parts do not fit."""
+    axis = int_attr(node, "axis", SPLIT_AXIS)
+    sizes: Sequence[int | None] | None = listed(node, "split", integers(1))
+    if sizes is None:
+        sizes = [size.const for size in equal_sizes(Dim(shape[axis]), len(node.outputs))]
+    known = [size for size in sizes if size is not None and size >= 0]
+    ends = list(itertools.accumulate(known))
+    if len(known) < len(node.outputs) or ends[-1] != shape[axis]:
+        return None
+    return [_taken(range(end - size, end), axis) for size, end in zip(known, ends, strict=True)]
+
+
+def _taken(places: range, axis: int) -> ArrayMove:
+    return lambda array: np.take(array, places, axis)
+
+
+@rule("Concat")
+def _concat(ctx: Context) -> Fact:
+    dtype = ctx.dtype(0)
+    shapes = [ctx.shape(index) for index in range(len(ctx.facts))]
+    ranks = {len(shape) for shape in shapes if shape is not None}
+    if len(ranks) != 1:
+        return Fact(None, dtype)
+    rank = ranks.pop()
+    axis = ctx.axis_attr(rank, CONCAT_AXIS)
+    if axis is None:
+        return Fact(None, dtype)
+    if (joined := _joined(ctx, rank, axis)) is not None:
+        return joined
+    return Fact(concat_shape(shapes, axis), dtype)
+
+
+def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
+    """The shape of tensors that are joined along an axis. All known shapes have the same rank, and this axis."""
+    known = [shape for shape in shapes if shape is not None]
+    result = []
+    for index in range(len(known[0])):
+        dims = [shape[index] for shape in known]
+        if index == axis:
+            total = sum(dims, Dim(0))
+            result.append(total if len(known) == len(shapes) else Dim.fresh())
+        else:
+            # All of them are equal in a run that succeeds: take the one that says most.
+            result.append(min(dims, key=_vagueness))
+    return tuple(result)
+
+
+def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:
+    """The fact of a Concat of known contents; None where a content is unknown."""
+    contents, dtype = [ctx.content(index) for index in range(len(ctx.facts))], ctx.dtype(0)
+    parts = [content for content in contents if content is not None]
+    if rank == 1 and any(content.dtype == object for content in parts):
+        return _joined_vectors(ctx)
+    if len(parts) < len(contents):
+        return None
+    if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}) > 1:
+        return Fact(None, dtype)  # no run succeeds
+    return content_fact(np.concatenate(parts, axis), dtype)
+
+
+def _joined_vectors(ctx: Context) -> Fact | None:
+    """The fact of vectors of integers, one behind the other. Of a vector it is enough to know the length."""
+    vectors = [ctx.vector(index) for index in range(len(ctx.facts))]
+    if any(vector is None for vector in vectors):
+        return None
+    items = [item for vector in vectors for item in vector or []]
+    joined = np.empty(len(items), dtype=object)
+    joined[:] = items
+    return content_fact(joined, ctx.dtype(0))
+
+
+def _vagueness(dim: Dim) -> tuple[int, int]:
+    if dim.is_const:
+        return 0, 0
+    return 2 - int(dim.is_known), len(dim.atoms)
+
+
+def _one_tensor(node: ir.Node, known: Known) -> ir.Value | None:
+    """The tensor that a Concat joins with itself."""
+    first = input_of(node, 0)
+    if len(node.inputs) < 2 or any(value is not first for value in node.inputs):
+        return None
+    return first
+
+
+@rule("Split")
+def _split(ctx: Context) -> list[Fact]:
+    dtype = ctx.dtype(0)
+    count = len(ctx.node.outputs)
+    shape = ctx.shape(0)
+    axis = ctx.axis_attr(rank_of(shape), SPLIT_AXIS)
+    if shape is None or axis is None:
+        return [Fact(None, dtype)] * count
+    given, sizes = ctx.listed("split", 1, 13)
+    if not given:
+        sizes = equal_sizes(shape[axis], count)
+    if sizes is None or len(sizes) != count:
+        sizes = [Dim.fresh() for _ in range(count)]
+    facts = []
+    content = ctx.content(0)
+    offset = 0
+    for part in sizes:
+        length = part.const
+        if content is not None and length is not None:
+            index = [slice(None)] * axis + [slice(offset, offset + length)]
+            facts.append(content_fact(content[tuple(index)], dtype))
+            offset += length
+        else:
+            content = None
+            facts.append(Fact(with_dims(shape, axis, part), dtype))
+    return facts
+
+
+class Repeated(Move):
+    """One tensor several times in turn, along an axis."""
+
+    is_layout = True
+
+    def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
+        return repeated(dims, int_attr(self.node, "axis", CONCAT_AXIS), len(self.node.inputs), True, space)
+
+
+mover("Concat", form=Repeated, source=_one_tensor)
