@@ -18,8 +18,8 @@ Grammar; the code cites the numbers of the cases:
     bounded, never larger than 1 :=
      10     Cos(x) | Sin(x)
      11   | numbers that are known             none of them is larger
-     12   | Cast(bounded), Identity, Neg, or what moves its numbers
-     13   | Concat(bounded, ...)
+     12   | Cast(bounded), Neg
+     13   | the numbers of bounded tensors, moved, joined or chosen (`passed_on`)
      14   | Mul(bounded, number)               of at most 1
 """
 
@@ -31,7 +31,9 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, operand_at, operand_orders, operands, places_of
+from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, operand_at, operand_orders, places_of
+from fa_compiler.passes.ops.movers import REPEATS
+from fa_compiler.passes.ops.numbers import passed_on
 from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -40,7 +42,6 @@ DEEPEST = 12
 LARGEST = 1 << 23
 """The most numbers of a constant table that are compared."""
 _POINTWISE = ("Cos", "Sin", "Neg", "Cast", "Identity")
-_PASSED_ON = ("Cast", "Expand", "Gather", "Identity", "Neg", "Reshape", "Slice", "Tile", "Unsqueeze")
 
 
 def has_equal_halves(table: ir.Value, info: ShapeInfo) -> bool:
@@ -91,7 +92,7 @@ def _repeats(node: ir.Node, info: ShapeInfo) -> bool:
     if merged != (*shape[:-2], shape[-2] * 2):  # 2
         return False
     single = info.shape(operand_at(maker, 0)) == (*shape[:-1], Dim(1))
-    return single and maker is not None and (is_op(maker, "Tile", "Expand") or _joins_twice(maker, info))  # 3 and 4
+    return single and maker is not None and (is_op(maker, *REPEATS) or _joins_twice(maker, info))  # 3 and 4
 
 
 def _made_of(node: ir.Node, rank: int, info: ShapeInfo) -> ir.Value | None:
@@ -116,11 +117,11 @@ def is_bounded(table: ir.Value, info: ShapeInfo, depth: int = DEEPEST) -> bool:
         return True
     if node is None or not depth:
         return False
-    if is_op(node, "Concat"):  # 13
-        return all(is_bounded(part, info, depth - 1) for part in dict.fromkeys(operands(node)))
+    if given := passed_on(node):  # 13
+        return all(is_bounded(operand, info, depth - 1) for operand in dict.fromkeys(given))
     if is_op(node, "Mul"):
         return any(
             abs(info.scalar(number) or 2.0) <= 1 and is_bounded(other, info, depth - 1)  # 14
             for number, other in operand_orders(node, "Mul")
         )
-    return is_op(node, *_PASSED_ON) and is_bounded(operand_at(node, 0), info, depth - 1)  # 12
+    return is_op(node, "Cast", "Neg") and is_bounded(operand_at(node, 0), info, depth - 1)  # 12

@@ -56,9 +56,9 @@ from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, constant, inputs_o
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
-from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions
+from fa_compiler.passes.masks.sixteen_bits import UNROUNDED
 
 PROBABILITIES = 3
 """The qk_matmul_output_mode that gives the probabilities; the others give scores."""

@@ -40,6 +40,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs
+from fa_compiler.passes.ops.movers import PICKS
 from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -49,7 +50,7 @@ MOVES = {
         ("Slice", "Split"), "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones"
     ),
     **dict.fromkeys(
-        ("Gather", "GatherND", "GatherElements"),
+        PICKS,
         "its rows are gathered, as beams are: that copies it, whether it is a buffer or not",
     ),
     **dict.fromkeys(WRITERS, "it is a buffer already, in which its rows are written"),

@@ -39,6 +39,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import int_attr, is_op
 from fa_compiler.passes.linear.tensors import Tensor
+from fa_compiler.passes.ops.movers import PICKS
 
 ROUGH = (
     *("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Clip", "Mod", "Sign", "Abs"),
@@ -49,7 +50,6 @@ ELEMENTWISE = (*ROUGH, "Add", "Sub", "Mul", "Div", "Pow", "Where", "Sum")
 BENT = ("Sqrt", "Log", "Sin", "Cos", "Exp", "Pow")
 SUMMING = ("ReduceSum", "CumSum", "MatMul")
 """Operators whose results grow with the square of a length, or faster, where their operands grow with it."""
-GATHERS = ("Gather", "GatherElements", "GatherND")
 LOOPS = ("Loop", "Scan")
 OTHERS = ("Slice", "Split", "Trilu", "EyeLike", "Pad", "Concat", "Range", "OneHot", *LOOPS)
 NARROW = 2
@@ -195,7 +195,7 @@ class Meetings:
 
     def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note what a node reads."""
-        if is_op(node, *ELEMENTWISE, *GATHERS, *BENT, *SUMMING, *OTHERS):
+        if is_op(node, *ELEMENTWISE, *PICKS, *BENT, *SUMMING, *OTHERS):
             is_new = node not in self.readers
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
@@ -341,7 +341,7 @@ class _Met:
     def tables(self) -> Iterator[int]:
         """The sizes of a table whose elements differ, where the part of it that is read varies."""
         table = self._told(0)
-        if not is_op(self.node, "Slice", *GATHERS) or table is None or not table.is_exact or table.is_uniform:
+        if not is_op(self.node, "Slice", *PICKS) or table is None or not table.is_exact or table.is_uniform:
             return
         if not self.varies(0) and any(self.varies(index) for index in range(1, self.width)):
             yield from table.shape
@@ -433,7 +433,7 @@ class _Met:
 
 _NUMBERS: Mapping[str, Callable[[_Met], Iterable[float]]] = {
     **dict.fromkeys(LOOPS, lambda met: met.constant(0)),
-    **dict.fromkeys(GATHERS, _Met._of_gather),
+    **dict.fromkeys(PICKS, _Met._of_gather),
     **dict.fromkeys(("Trilu", "EyeLike"), _Met._of_diagonal),
     "Slice": _Met._of_slice,
     "Pad": _Met._of_pad,

@@ -7,7 +7,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op, producer
+from fa_compiler.passes.ir.nodes import is_op
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import (
     Add,
@@ -19,8 +19,8 @@ from fa_compiler.passes.masks.score_ops import (
     Select,
     Term,
 )
+from fa_compiler.passes.masks.sixteen_bits import is_moved_unrounded, is_rounded_behind
 from fa_compiler.passes.masks.structure import Padding
-from fa_compiler.passes.ops.movers import MOVES
 
 
 def excluded(term: MaskTerm, viewer: Viewer) -> ExcludedPositions:
@@ -44,22 +44,6 @@ def _masked_by_addend(term: Add[AlignedTensor], viewer: Viewer) -> ExcludedPosit
     return ExcludedPositions(view)
 
 
-UNROUNDED = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
-"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. The next operator rounds their
-result if it has a 16-bit kernel, as the operators that move elements have. But a single operator with such a kernel
-between two operators of this list is computed in float32, too."""
-
-
-READ_IN_FLOAT32 = (
-    *("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Where", "Exp", "Abs", "Sqrt", "Reciprocal", "Pow", "Mod", "Floor"),
-    *("Sign", "Erf", "Sigmoid", "Softmax", "LogSoftmax", "LayerNormalization", "ReduceMax", "ReduceMin", "ReduceSum"),
-    *("ReduceMean", "CumSum", "ArgMax", "MatMul", "Equal", "Less"),
-)
-"""Operators that read 16-bit numbers as float32, unrounded (measured, ONNX Runtime 1.32)."""
-READ_IN_16_BITS = (*MOVES, "Concat", "Cast", "Log", "Relu", "Tanh", "Round", "IsNaN", "Max", "Min", "Clip", "Shape")
-"""Operators with a 16-bit kernel, which rounds what it reads (measured, ONNX Runtime 1.32)."""
-
-
 def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) -> tuple[BiasOp, ...]:
     """The operations that make the bias. Factors before the first addend or selection concern only the scores, and are
     left out.
@@ -71,7 +55,7 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
     for term in terms:
         if isinstance(term, Add):
             view = aligned(term.operand, viewer, term.node)
-            if stepwise and _is_rounded_behind(view.base, term.operand.value, viewer):
+            if stepwise and is_rounded_behind(view.base, term.operand.value, viewer.info):
                 view = aligned(term.operand, viewer, term.node, moved=False)
             viewed = _as_added(view, viewer) if stepwise else BiasOperand(view)
             operations.append(Add(term.node, viewed, term.sign))
@@ -85,7 +69,7 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
 
 def _as_added(view: View, viewer: Viewer) -> BiasOperand:
     """An addend as ONNX Runtime adds it."""
-    return BiasOperand(view, True, _is_moved_unrounded(view.base), _summands(view, viewer))
+    return BiasOperand(view, True, is_moved_unrounded(view.base), _summands(view, viewer))
 
 
 def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
@@ -99,36 +83,6 @@ def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
     if views is None or not any(_repeats(summand, viewer) for summand in views):
         return ()
     return views
-
-
-def _is_rounded_behind(base: ir.Value, value: ir.Value, viewer: Viewer) -> bool:
-    """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? After a
-    Cast from float32 the first such operator does."""
-    emitter = value.producer()
-    if base is value or emitter is None or viewer.info.dtype(value) == ir.DataType.FLOAT:
-        return False
-    if is_op(base.producer(), "Cast"):
-        return True
-    return is_op(base.producer(), *UNROUNDED) and not (emitter.inputs[0] is base and _has_unrounded_readers(value))
-
-
-def _is_moved_unrounded(value: ir.Value) -> bool:
-    """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
-    emitter = value.producer()
-    if emitter is None or not is_op(emitter, *MOVES):
-        return False
-    return is_op(producer(emitter.inputs[0]), *UNROUNDED) and _has_unrounded_readers(value)
-
-
-def _has_unrounded_readers(value: ir.Value) -> bool:
-    """Is a value read only by operators that ONNX Runtime computes in float32? Raises Decline where it is not known of
-    a reader."""
-    others = [reader for reader in value.consumers() if not is_op(reader, *READ_IN_FLOAT32)]
-    for reader in others:
-        if not is_op(reader, *READ_IN_16_BITS):
-            reason = f"whether ONNX Runtime rounds {value.name!r} to 16 bits is not known, as {reader.op_type} reads it"
-            raise Decline(Code.MASK_VALUE, reason, reader)
-    return not value.is_graph_output() and not others
 
 
 def aligned(placed: AlignedTensor, viewer: Viewer, node: ir.Node, moved: bool = True) -> View:

@@ -22,7 +22,7 @@ accepted. A negative factor between two huge addends changes the sign of the fir
 
 This holds for float32. ONNX Runtime computes 16-bit sums in float32, and so does the operator. Only two kinds of 16-bit
 addends count as coarse there: addends beyond the range of float16, and addends in front of a factor that enlarges their
-rounding errors. A sum after a coarse addend is declined where ONNX Runtime rounds it to 16 bits (`_is_rounded`).
+rounding errors. A sum after a coarse addend is declined where ONNX Runtime rounds it to 16 bits (sixteen_bits.py).
 
 Everything else is declined. A row that coarse numbers mask fully shows how its scores were rounded. Two huge numbers of
 opposite signs swallow the scores one after the other, but their sum may leave the scores as they are.
@@ -44,21 +44,19 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
-    SIXTEEN_BITS,
     constant,
     inner_values,
     input_of,
-    int_attr,
     is_op,
     is_weight,
-    source_through,
 )
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
+from fa_compiler.passes.masks.sixteen_bits import is_rounded_on_the_way
 from fa_compiler.passes.ops.movers import MOVES, element_source
-from fa_compiler.passes.ops.numbers import LIMITS, PASSING, passed_on
+from fa_compiler.passes.ops.numbers import PASSING, passed_on
 from fa_compiler.passes.values.facts import Facts
 
 CANCELLED = 2.0**-24
@@ -70,13 +68,11 @@ ONE_SIGN_HINT = "let every mask lower the scores: put -inf in place of masked sc
 MAX_STEPS = 64
 MAX_DEPTH = 32
 WHOLE = (*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast")
-ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "Where", "Concat", "CumSum", "Max", "Min")
+ARITHMETIC = (*PASSING, "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "CumSum", "Max", "Min")
 """Operators that may compute a number from integers that are inputs of the model. Integers that other operators compute
 are positions and sizes."""
 KEEP_SIGNS = (*PASSING, "Add", "Cast", "Pad", "Max", "Min")
 """Operators whose huge results have the sign of a huge operand."""
-SCORING = ("Add", "Sub", "Mul", "Div", "Where")
-"""Operators that scores go through after a term. Their kernels compute 16-bit types in float32."""
 NORMALISING = (
     *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
     *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
@@ -230,7 +226,7 @@ class _Kinds:
         """A decline where the order of additions may show in rows that coarse addends mask fully, else None."""
         coarse = [term for term, parts in self.plain.items() if parts.coarse]
         for term in coarse:
-            if not self.values.is_float32(term) and _is_rounded(term.node.outputs[0]):
+            if not self.values.is_float32(term) and is_rounded_on_the_way(term.node.outputs[0]):
                 return _in_empty_rows("scores are rounded to 16 bits behind a mask or bias with large numbers", term)
         first = next(filter(self._rounds_coarsely, coarse), None)
         if first is None or self._is_one_sum(first):
@@ -264,47 +260,6 @@ def _in_empty_rows(reason: str, term: Term) -> Decline:
     """The decline for a difference that shows only in fully masked rows."""
     hint = NO_EMPTY_ROWS_HINT
     return Decline(Code.MASK_VALUE, reason, term.node, hint)
-
-
-def _is_rounded(value: ir.Value) -> bool:
-    """Does ONNX Runtime round a 16-bit sum to 16 bits on its way to the softmax?
-
-    It adds in float32. It has 16-bit kernels only for Max, Min, Clip and the operators that move elements, a Cast to
-    the same type included. A single moving operator between others is computed in float32. Two in a row are not, nor is
-    a Concat whose first operand comes from a 16-bit kernel, such as an Expand that makes a sink.
-    """
-    pending = [(value, False)]  # a value, and whether a moving operator makes it
-    seen: set[tuple[ir.Value, bool]] = set()
-    while pending:
-        current, moved = pending.pop()
-        if (current, moved) in seen:
-            continue
-        seen.add((current, moved))
-        for reader in current.consumers():
-            if is_op(reader, *SCORING):
-                pending.append((reader.outputs[0], False))
-            elif _moves_16_bits(reader):
-                moves = not is_op(reader, "Identity")
-                if moves and (moved or _follows_16_bits(reader, current)):
-                    return True
-                pending.append((reader.outputs[0], moved or moves))
-    return False
-
-
-def _moves_16_bits(node: ir.Node) -> bool:
-    """Does an operator move elements, for which ONNX Runtime has 16-bit kernels?"""
-    return is_op(node, *MOVES, "Concat") or (is_op(node, "Cast") and int_attr(node, "to", 0) in SIXTEEN_BITS)
-
-
-def _follows_16_bits(node: ir.Node, beside: ir.Value) -> bool:
-    """Does a 16-bit kernel make the first operand of a node, which is not `beside`?"""
-    first = node.inputs[0]
-    return first is not None and first is not beside and _is_of_16_bits(first)
-
-
-def _is_of_16_bits(value: ir.Value) -> bool:
-    """Does a 16-bit kernel make the value?"""
-    return is_op(source_through(value, "Identity").producer(), *MOVES, *LIMITS, "Concat")
 
 
 @dataclass(frozen=True)
@@ -439,7 +394,7 @@ class _Sizes:
         """May an operand hold large numbers? Booleans do not, nor do computed integers, which are positions and
         sizes."""
         dtype = self.facts.info.dtype(operand)
-        computed = operand.producer() is not None and not is_op(operand.producer(), *MOVES, *ARITHMETIC)
+        computed = operand.producer() is not None and not is_op(operand.producer(), *ARITHMETIC)
         return dtype is None or not (dtype == ir.DataType.BOOL or (dtype.is_integer() and computed))
 
     def largest(self, value: ir.Value) -> float:

@@ -42,13 +42,13 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.probability_path import ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath, find_scores, product_at, takes_scores
 from fa_compiler.passes.matching.weights import holds_weights, is_matrix
+from fa_compiler.passes.ops.elementwise import POINTWISE
 from fa_compiler.passes.ops.movers import MOVES
+from fa_compiler.passes.ops.numbers import PASSING
 
 BETWEEN = (
-    *(*MOVES, "Split", "Concat", "Pad", "Cast", "Dropout", "Where", "Add", "Sub", "Sum", "Mul", "Div", "Neg", "Pow"),
-    *("Relu", "LeakyRelu", "PRelu", "Tanh", "Sigmoid", "HardSigmoid", "HardSwish", "Softplus", "Elu", "Gelu", "Erf"),
-    *("Mish", "Abs", "Sqrt", "Exp", "Log", "Clip", "Max", "Min", "BatchNormalization", "InstanceNormalization"),
-    *("LayerNormalization", "GroupNormalization", "QuantizeLinear", "DequantizeLinear"),
+    *(*POINTWISE, *PASSING, "Pad", "Dropout", "QuantizeLinear", "DequantizeLinear"),
+    *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"),
 )
 """3: the operators between a layer and the softmax."""
 LINEAR, WEIGHTS = "a linear layer makes", "weights make"

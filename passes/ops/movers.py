@@ -34,6 +34,8 @@ RESHAPES = operators_of(Regrouped)
 LAYOUT_OPS = operators_of(Same, Regrouped, Permuted)
 REPEATS = operators_of(Stretched)
 INDEXING_OPS = operators_of(Cut, Picked, PickedPoints, PickedElements, Reversed)
+PICKS = operators_of(Picked, PickedPoints, PickedElements)
+"""Those of INDEXING_OPS that have a tensor of indices."""
 DEPTH_SPACE_OPS = operators_of(Shuffled)
 ARRAY_MOVES = operators_of(Permuted, Regrouped, Stretched, Cut, Picked, PickedPoints, PickedElements)
 """Those whose record knows the move of an array (`on_arrays`)."""

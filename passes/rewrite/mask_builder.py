@@ -27,9 +27,9 @@ from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import is_op, is_weight, sole
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
-from fa_compiler.passes.masks.mask_terms import UNROUNDED
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
 from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
+from fa_compiler.passes.masks.sixteen_bits import UNROUNDED
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.ops.movers import MOVES

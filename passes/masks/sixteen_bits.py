@@ -1,0 +1,102 @@
+"""Where ONNX Runtime rounds numbers of 16 bits.
+
+Its CPU kernels of most operators are of float32. The operators between casts to float32 and back then compute unrounded
+numbers, one after the other. It has 16-bit kernels only for the operators that move elements, a Cast to the same type
+included, and for Max, Min, Clip and a few others. Such a kernel rounds what it reads. But a single operator that moves
+elements is computed in float32 where it stands between two operators that are.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, int_attr, is_op, producer, source_through
+from fa_compiler.passes.ops.movers import MOVES
+from fa_compiler.passes.ops.numbers import LIMITS
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+UNROUNDED = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
+"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. The next operator rounds their
+result if it has a 16-bit kernel."""
+READ_IN_FLOAT32 = (
+    *("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Where", "Exp", "Abs", "Sqrt", "Reciprocal", "Pow", "Mod", "Floor"),
+    *("Sign", "Erf", "Sigmoid", "Softmax", "LogSoftmax", "LayerNormalization", "ReduceMax", "ReduceMin", "ReduceSum"),
+    *("ReduceMean", "CumSum", "ArgMax", "MatMul", "Equal", "Less"),
+)
+"""Operators that read 16-bit numbers as float32, unrounded (measured, ONNX Runtime 1.32)."""
+READ_IN_16_BITS = (*MOVES, "Concat", "Cast", "Log", "Relu", "Tanh", "Round", "IsNaN", "Max", "Min", "Clip", "Shape")
+"""Operators with a 16-bit kernel, which rounds what it reads (measured, ONNX Runtime 1.32)."""
+SCORING = ("Add", "Sub", "Mul", "Div", "Where")
+"""Operators that scores go through after a term. Their kernels compute 16-bit types in float32."""
+
+
+def is_rounded_behind(base: ir.Value, value: ir.Value, info: ShapeInfo) -> bool:
+    """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? After a
+    Cast from float32 the first such operator does."""
+    emitter = value.producer()
+    if base is value or emitter is None or info.dtype(value) == ir.DataType.FLOAT:
+        return False
+    if is_op(base.producer(), "Cast"):
+        return True
+    return is_op(base.producer(), *UNROUNDED) and not (emitter.inputs[0] is base and _has_unrounded_readers(value))
+
+
+def is_moved_unrounded(value: ir.Value) -> bool:
+    """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
+    emitter = value.producer()
+    if emitter is None or not is_op(emitter, *MOVES):
+        return False
+    return is_op(producer(emitter.inputs[0]), *UNROUNDED) and _has_unrounded_readers(value)
+
+
+def _has_unrounded_readers(value: ir.Value) -> bool:
+    """Is a value read only by operators that ONNX Runtime computes in float32? Raises Decline where it is not known of
+    a reader."""
+    others = [reader for reader in value.consumers() if not is_op(reader, *READ_IN_FLOAT32)]
+    for reader in others:
+        if not is_op(reader, *READ_IN_16_BITS):
+            reason = f"whether ONNX Runtime rounds {value.name!r} to 16 bits is not known, as {reader.op_type} reads it"
+            raise Decline(Code.MASK_VALUE, reason, reader)
+    return not value.is_graph_output() and not others
+
+
+def is_rounded_on_the_way(value: ir.Value) -> bool:
+    """Does ONNX Runtime round a 16-bit sum to 16 bits on its way to the softmax?
+
+    A single moving operator between others is computed in float32. Two in a row are not, nor is a Concat whose first
+    operand comes from a 16-bit kernel, such as an Expand that makes a sink.
+    """
+    pending = [(value, False)]  # a value, and whether a moving operator makes it
+    seen: set[tuple[ir.Value, bool]] = set()
+    while pending:
+        current, moved = pending.pop()
+        if (current, moved) in seen:
+            continue
+        seen.add((current, moved))
+        for reader in current.consumers():
+            if is_op(reader, *SCORING):
+                pending.append((reader.outputs[0], False))
+            elif _moves_16_bits(reader):
+                moves = not is_op(reader, "Identity")
+                if moves and (moved or _follows_16_bits(reader, current)):
+                    return True
+                pending.append((reader.outputs[0], moved or moves))
+    return False
+
+
+def _moves_16_bits(node: ir.Node) -> bool:
+    """Does an operator move elements, for which ONNX Runtime has 16-bit kernels?"""
+    return is_op(node, *MOVES, "Concat") or (is_op(node, "Cast") and int_attr(node, "to", 0) in SIXTEEN_BITS)
+
+
+def _follows_16_bits(node: ir.Node, beside: ir.Value) -> bool:
+    """Does a 16-bit kernel make the first operand of a node, which is not `beside`?"""
+    first = node.inputs[0]
+    return first is not None and first is not beside and _is_of_16_bits(first)
+
+
+def _is_of_16_bits(value: ir.Value) -> bool:
+    """Does a 16-bit kernel make the value?"""
+    return is_op(source_through(value, "Identity").producer(), *MOVES, *LIMITS, "Concat")
