@@ -25,8 +25,8 @@ methods of `Move`; a form that cannot answer gives None, which is always sound:
 
     place            positions   the index in the source of the element at an index of the result
     arrangement      layouts     the axes of the result's dimensions, given those of the source
-    carrier          narrowing,  the dimension of the source along which the result's dimension runs, if it does
-                     sharding
+    carrier          narrowing   the dimension of the source along which the result's dimension runs, if it does
+    operands_along   sharding    the dimensions of all inputs along which the result's dimension runs
     keeps_everything             is the result the source, element by element?
     on_arrays        linear      the move of an array with the numbers of one run
                      attention
@@ -39,7 +39,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,6 +120,14 @@ class Move:
         """The dimension of the source that a dimension of the result runs along; NOWHERE where the result is the same
         all along it; None when neither is known."""
         return None
+
+    def operands_along(self, dim: int, known: Known) -> Mapping[int, int] | None:
+        """The inputs that run along a dimension of the result, by their numbers, each with its own dimension. A part of
+        the result is made of the same part of these inputs, and of all of the others. None when that is unknown."""
+        own = self.carrier(dim, known)
+        if own is None or own == NOWHERE:
+            return None
+        return {list(self.node.inputs).index(self.source): own}
 
     def keeps_everything(self, known: Known) -> bool:
         """Is every element in its place, and none left out or repeated?"""
@@ -446,6 +454,16 @@ class Picked(Move):
             return None
         return repeated(dims, axis, times, in_turns, space)
 
+    def operands_along(self, dim: int, known: Known) -> Mapping[int, int] | None:
+        """The indices, or a dimension of the source that is not looked up."""
+        own, indices = known.shape(self.source), known.shape(input_of(self.node, 1))
+        if not own or indices is None:
+            return None
+        axis = int_attr(self.node, "axis", 0) % len(own)
+        if axis <= dim < axis + len(indices):
+            return {1: dim - axis}
+        return {0: dim if dim < axis else dim + 1 - len(indices)}
+
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         places, axis = integers(1), int_attr(self.node, "axis", 0)
         return None if places is None else lambda array: np.take(array, places, axis)
@@ -484,6 +502,16 @@ class PickedPoints(Move):
             return None
         return (*first, *index[len(points) :])
 
+    def operands_along(self, dim: int, known: Known) -> Mapping[int, int] | None:
+        """Indices [batch, rows, n] look up the n dimensions of the source behind the batch."""
+        indices, batch = known.shape(input_of(self.node, 1)), int_attr(self.node, "batch_dims", 0)
+        if not indices or indices[-1].const is None:
+            return None
+        rows = len(indices) - 1
+        if dim < batch:
+            return {0: dim, 1: dim}
+        return {1: dim} if dim < rows else {0: batch + indices[-1].const + dim - rows}
+
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         points = integers(1)
         if points is None or int_attr(self.node, "batch_dims", 0):
@@ -493,6 +521,16 @@ class PickedPoints(Move):
 
 class PickedElements(Move):
     """Single elements, by a tensor of indices."""
+
+    def operands_along(self, dim: int, known: Known) -> Mapping[int, int] | None:
+        """The result has the shape of the indices. Along other dimensions than the axis the source has as many rows, or
+        more, which no index reads."""
+        own, indices = known.shape(self.source), known.shape(input_of(self.node, 1))
+        if not own or indices is None:
+            return None
+        if dim == int_attr(self.node, "axis", 0) % len(own):
+            return {1: dim}
+        return {0: dim, 1: dim} if own[dim] == indices[dim] else None
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         indices, axis = integers(1), int_attr(self.node, "axis", 0)

@@ -162,7 +162,7 @@ class _OfAnyLength(Sharder):
         """The local form of several operands of a Concat along the sequence. Raises Refusal."""
         raise Refusal("it joins tokens with those of a cache twice", node)
 
-    def _settled(self, size: Dim) -> Dim:
+    def settled_size(self, size: Dim) -> Dim:
         """A sequence of one token may itself be broadcast, so such a size stays open."""
         return size
 

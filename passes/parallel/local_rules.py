@@ -2,13 +2,12 @@
 
 Each rule says for which demands it holds:
 
-    moves            any whose dimension in the input is known by the form of the move
+    moves            any whose dimensions in the inputs are known by the form of the move; of Gather and its kin the
+                     sequence is among the indices, or a dimension of the data that is not looked up
     elementwise      any; an operand that has 1 where the result has the sequence is whole
     along axes       norms, softmaxes, sums, sorting: over other dimensions than the sequence's
     products         rows of the left or columns of the right operand of a MatMul or Gemm, a batch dimension of both;
                      the letter of an Einsum that is in its result
-    look-ups         Gather, GatherElements and GatherND: the sequence among the indices, or a dimension of the data
-                     that is not looked up
     Conv             windows of one token, of step 1 and without padding
     quantisation     one scale, or scales along other dimensions
 
@@ -16,6 +15,8 @@ A demand that is not in this list is refused, or taken out of the whole value (s
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import onnx_ir as ir
 
@@ -32,7 +33,7 @@ from fa_compiler.passes.ir.nodes import (
 from fa_compiler.passes.ops.contrib import POINTWISE_CONTRIB
 from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
 from fa_compiler.passes.ops.movers import MOVES
-from fa_compiler.passes.ops.moves import NOWHERE, move_of
+from fa_compiler.passes.ops.moves import move_of
 from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
@@ -60,16 +61,15 @@ def size_at(sharder: Sharder, node: ir.Node, output: int, place: Place) -> tuple
 
 @local_rule(*MOVES)
 def carried(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The dimension of the input that becomes the sequence's, by the form of the move (ops/moves.py).
+    """The dimensions of the inputs that become the sequence's, by the form of the move (ops/moves.py).
 
-    Moves whose other inputs depend on the rank's part have rules of their own, which replace this one.
+    Moves that have sizes among their inputs have rules of their own, which replace this one.
     """
-    move = move_of(node, sharder.info)
-    if move is None or (dim := move.carrier(place.dim, sharder.info)) is None or dim == NOWHERE:
+    move = move_of(node, sharder.settled)
+    along = None if move is None else move.operands_along(place.dim, sharder.settled)
+    if not along:
         raise Refusal("it is not proven which dimension of its input is the sequence", node)
-    return sharder.clone(node, [sharder.local(move.source, place.at(dim), node), *sharder.wholes(node, 1)]).outputs[
-        output
-    ]
+    return _with_local(sharder, node, place, along).outputs[output]
 
 
 @local_rule(*POINTWISE, *POINTWISE_CONTRIB)
@@ -102,9 +102,19 @@ def cast_like(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
 
 def _with_first_local(sharder: Sharder, node: ir.Node, place: Place) -> ir.Node:
     """The node for the rank's part of its first input and all of the others."""
-    first = sharder.local(needed(node, 0), place, node)
-    rest = sharder.wholes(node, 1)
-    return sharder.clone(node, [first, *rest])
+    return _with_local(sharder, node, place, {0: place.dim})
+
+
+def _with_local(sharder: Sharder, node: ir.Node, place: Place, dims: Mapping[int, int]) -> ir.Node:
+    """The node for the rank's part of the inputs of these numbers, which have the sequence in these dimensions, and all
+    of the others."""
+    forms: list[ir.Value | None] = []
+    for number, value in enumerate(node.inputs):
+        if number in dims:
+            forms.append(sharder.local(needed(node, number), place.at(dims[number]), node))
+        else:
+            forms.append(None if value is None else sharder.whole(value, node))
+    return sharder.clone(node, forms)
 
 
 @local_rule("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK", "LayerNormalization")
@@ -252,54 +262,6 @@ def einsum(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Val
     return sharder.clone(node, forms).outputs[output]
 
 
-@local_rule("Gather")
-def gather(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The sequence is a dimension of the indices, or one of the data that is not looked up."""
-    data, indices = needed(node, 0), needed(node, 1)
-    ranks = [len(sharder.shape(operand, node)) for operand in (data, indices)]
-    axis = int_attr(node, "axis", 0) % ranks[0]
-    if axis <= place.dim < axis + ranks[1]:
-        forms = [sharder.whole(data, node), sharder.local(indices, place.at(place.dim - axis), node)]
-    else:
-        before, behind = range(axis), range(axis + 1, ranks[0])
-        dim = [*before, *[axis] * ranks[1], *behind][place.dim]
-        forms = [sharder.local(data, place.at(dim), node), sharder.whole(indices, node)]
-    return sharder.clone(node, forms).outputs[output]
-
-
-@local_rule("GatherElements")
-def gather_elements(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The result has the shape of the indices. Along other dimensions than the axis, data and indices walk together."""
-    data, indices = needed(node, 0), needed(node, 1)
-    shape = sharder.shape(data, node)
-    axis = int_attr(node, "axis", 0) % len(shape)
-    local = sharder.local(indices, place, node)
-    if place.dim == axis:
-        return sharder.clone(node, [sharder.whole(data, node), local]).outputs[output]
-    if shape[place.dim] != sharder.shape(indices, node)[place.dim]:
-        raise Refusal("its data may be longer than the sequence", node)
-    return sharder.clone(node, [sharder.local(data, place, node), local]).outputs[output]
-
-
-@local_rule("GatherND")
-def gather_nd(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """Indices [batch, rows, n] look up the n dimensions of data behind the batch."""
-    data, indices = needed(node, 0), needed(node, 1)
-    index_shape = sharder.shape(indices, node)
-    batch, rows = int_attr(node, "batch_dims", 0), len(index_shape) - 1
-    width = index_shape[-1].const
-    if width is None:
-        raise Refusal("the length of its indices is unknown", node)
-    if place.dim < batch:
-        forms = [sharder.local(data, place, node), sharder.local(indices, place, node)]
-    elif place.dim < rows:
-        forms = [sharder.whole(data, node), sharder.local(indices, place, node)]
-    else:
-        dim = batch + width + place.dim - rows
-        forms = [sharder.local(data, place.at(dim), node), sharder.whole(indices, node)]
-    return sharder.clone(node, forms).outputs[output]
-
-
 @local_rule("ScatterElements")
 def scatter_elements(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Along other dimensions than the axis, data, indices and updates walk together."""
@@ -307,7 +269,7 @@ def scatter_elements(sharder: Sharder, node: ir.Node, output: int, place: Place)
     axis = int_attr(node, "axis", 0) % len(shapes[0])
     if place.dim == axis or any(shape[place.dim] != shapes[0][place.dim] for shape in shapes):
         raise Refusal(f"{MIXES}, or its updates are shorter than its data", node)
-    return sharder.clone(node, [sharder.local(needed(node, index), place, node) for index in range(3)]).outputs[output]
+    return _with_local(sharder, node, place, dict.fromkeys(range(3), place.dim)).outputs[output]
 
 
 @local_rule("OneHot")

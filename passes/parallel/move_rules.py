@@ -2,7 +2,7 @@
 
 Reshape, Flatten                            the sequence keeps its place in row-major order: the sizes before it and
                                             behind it tell how it is merged with others (algebra/axes.py)
-Expand, Tile, Concat, Split, Slice, Pad     along other dimensions
+Expand, Concat, Split, Slice, Pad           along other dimensions
 Gather, Slice along the sequence            SelectTokens: the tokens that every rank then has
 ReduceSum, ReduceMean along the sequence,   AllReduce: sums that the ranks add. Those of 16 bits are float32 until all
 and products that sum over it               ranks are added, since a part may overflow where the whole does not. A mean
@@ -101,15 +101,6 @@ def expand(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Val
     if dim < 0:
         return sharder.clone(node, [form, sharder.whole(target, node)]).outputs[output]
     return sharder.clone(node, [form, sharder.part_of_target(target, dim, targets, node)]).outputs[output]
-
-
-@local_rule("Tile")
-def tile(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
-    """The dimension of the sequence is not repeated."""
-    source = needed(node, 0)
-    if sharder.shape(source, node)[place.dim] != sharder.shape(node.outputs[0], node)[place.dim]:
-        raise Refusal("it repeats the sequence, or makes it by repeating", node)
-    return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
 
 
 @local_rule("Concat")

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -41,6 +42,7 @@ from fa_compiler.passes.ir.nodes import (
     values_read,
 )
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.ops.context import Known, Shape
 from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.ops.parts import Parts
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
@@ -161,18 +163,23 @@ class Sharder(Operators):
         refused = self._refusals[key]
         raise Refusal(refused.reason, refused.node or reader)
 
+    @property
+    def settled(self) -> Known:
+        """What is known of the given graph, with shapes as `shape` has them."""
+        return _Settled(self)
+
     def shape(self, value: ir.Value, node: ir.Node | None) -> tuple[Dim, ...]:
         """The shape of a value of the given graph. Raises Refusal where the rank is unknown.
 
         A sequence has two tokens at least. So a size that is the sequence's broadcast with another one is the
         sequence's.
         """
-        shape = self.info.shape(value)
+        shape = self.settled.shape(value)
         if shape is None:
             raise Refusal(f"the rank of {value.name!r} is unknown", node)
-        return tuple(map(self._settled, shape))
+        return shape
 
-    def _settled(self, size: Dim) -> Dim:
+    def settled_size(self, size: Dim) -> Dim:
         """A size in which the sequence stands for what it is broadcast with."""
         wider = {atom: self.length for atom in size.atoms if atom.op == "broadcast" and self.length in atom.args}
         if not wider:
@@ -622,6 +629,30 @@ class Sharder(Operators):
             if not is_op(node, "Shape", "Size") and any(value in touched for value in values_read(node)):
                 touched.update(node.outputs)
         return touched
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """What is known of the given graph, with settled sizes."""
+
+    sharder: Sharder
+
+    def shape(self, value: ir.Value | None) -> Shape | None:
+        """The shape; None where the rank is unknown."""
+        shape = self.sharder.info.shape(value)
+        return None if shape is None else tuple(map(self.sharder.settled_size, shape))
+
+    def dtype(self, value: ir.Value | None) -> ir.DataType | None:
+        """The element type."""
+        return self.sharder.info.dtype(value)
+
+    def content(self, value: ir.Value | None) -> tuple[Dim, ...] | Dim | None:
+        """The elements of a small integer tensor."""
+        return self.sharder.info.content(value)
+
+    def scalar(self, value: ir.Value | None) -> float | None:
+        """The one element of a tensor."""
+        return self.sharder.info.scalar(value)
 
 
 def _forms(values: Sequence[ir.Value | None], form: Callable[[ir.Value], ir.Value]) -> list[ir.Value | None]:
