@@ -26,7 +26,7 @@ from fa_compiler.passes.around.products import Group, groups
 from fa_compiler.passes.around.views import chains
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.joined import JoinedTensor
-from fa_compiler.passes.ir.nodes import constant_tensor, is_op, operand_at, operands
+from fa_compiler.passes.ir.nodes import constant_tensor, first, is_op, operand_at, operands, without_none
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -99,7 +99,7 @@ class _Finisher:
             both = replace(first, op=TOGETHER, node=node.name, replaced=first.replaced + second.replaced)
             both = replace(both, added=first.added + second.added - 1, rounded=first.rounded or second.rounded)
             found[known[0]], found[known[1]] = both, None
-        return [line for line in found if line is not None]
+        return without_none(found)
 
     def _together(self, pair: Pair) -> ir.Node | None:
         """The operator in the place of two rotations; None where the product does not take it."""
@@ -173,7 +173,7 @@ class _Finisher:
     def _bias(self, group: Group) -> ir.Value | None:
         """The joined bias: -0 where a part has none, which changes nothing that it is added to."""
         biases = [part.bias for part in group.parts]
-        known = next((bias for bias in biases if bias is not None), None)
+        known = first(biases)
         if known is None:
             return None
         columns = [np.full(part.columns, -0.0, known.dtype) if part.bias is None else part.bias for part in group.parts]

@@ -39,7 +39,7 @@ from fa_compiler.passes.around.rotary_ops import RotaryOp
 from fa_compiler.passes.around.standard import StandardFuser
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, operand_at, places_of
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, is_read, operand_at, places_of, without_none
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -70,7 +70,7 @@ def _fused(
     lines = [at(fuser, node) for node in list(graph) if node.graph is graph and not is_dead(node)]
     if fuser.made:
         restore_order(graph)
-    return [line for line in lines if line is not None]
+    return without_none(lines)
 
 
 @dataclass(frozen=True)
@@ -281,7 +281,7 @@ class _Fuser:
     ) -> Around:
         """Put a node into the graph in the place of `nodes`, if the product takes it. `results` are the values that its
         outputs replace, with what is made `behind` them. Raises Decline."""
-        wanted = {index: old for index, old in results.items() if old.uses() or old.is_graph_output()}
+        wanted = {index: old for index, old in results.items() if is_read(old)}
         for output in node.outputs:  # a call of a function names all outputs of it
             output.name = self.builder.names.new(f"{node.name}_output")
         self.facts.info.infer_node(node)

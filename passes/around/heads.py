@@ -24,7 +24,7 @@ from itertools import pairwise
 import onnx_ir as ir
 
 from fa_compiler.passes.around.halves import cut_by_slice
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, only_reader, operand_at
+from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, only_reader, operand_at, without_none
 from fa_compiler.passes.ops.parts import split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -90,7 +90,7 @@ def _of_split(node: ir.Node, info: ShapeInfo) -> Sequence[ir.Value]:
 def _of_slices(whole: ir.Value, rank: int, info: ShapeInfo) -> Sequence[ir.Value]:
     """The parts that Slices give, if they are all of the last axis; none for others."""
     cuts = [cut_by_slice(node, info) for node in distinct_consumers(whole)]
-    found = sorted((cut for cut in cuts if cut is not None), key=lambda cut: cut.places)
+    found = sorted(without_none(cuts), key=lambda cut: cut.places)
     if not found or len(found) < len(cuts) or whole.is_graph_output():
         return ()
     ends = [0, *(cut.places[1] for cut in found)]

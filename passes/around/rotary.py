@@ -78,6 +78,7 @@ from fa_compiler.passes.ir.nodes import (
     permutation,
     places_of,
     sole,
+    without_none,
 )
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.parts import concat_of
@@ -162,7 +163,7 @@ def _joined(node: ir.Node, info: ShapeInfo) -> _Joined | None:
     last = all(is_op(one, "Unsqueeze") and places_of(one, len(shape)) == [len(shape) - 1] for one in added)
     if not last or not is_op(reshape, "Reshape"):
         return None
-    nodes = tuple(one for one in (*added, node, reshape) if one is not None)
+    nodes = tuple(without_none((*added, node, reshape)))
     return _Joined(node, *inner, reshape.outputs[0], "pairs", nodes)  # 4
 
 

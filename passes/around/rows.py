@@ -60,8 +60,10 @@ from fa_compiler.passes.ir.nodes import (
     constant,
     distinct_consumers,
     equal_values,
+    first,
     int_attr,
     is_op,
+    is_read,
     is_weight,
     only_reader,
     operand_at,
@@ -330,7 +332,7 @@ def of_one_type(node: ir.Node, values: Sequence[ir.Value], info: ShapeInfo) -> i
 
 def expect_unread(node: ir.Node, values: Sequence[ir.Value]) -> None:
     """Raises Decline where one of the values, which the operators do not give, is read."""
-    if any(value.uses() or value.is_graph_output() for value in values):
+    if any(map(is_read, values)):
         raise Decline(Code.READ_INSIDE, "the mean or the deviation of the norm is read", node)
 
 
@@ -388,7 +390,7 @@ def _computed(value: ir.Value, depth: int = 4) -> np.ndarray | None:
 def _other_number(node: ir.Node, value: ir.Value, info: ShapeInfo) -> float | None:
     """The number that is added to a value; None where it is not known."""
     others = (info.scalar(other) for one, other in operand_orders(node, "Add") if one is value)
-    return next((number for number in others if number is not None), None)
+    return first(others)
 
 
 def expect_epsilon(number: float, node: ir.Node) -> float:

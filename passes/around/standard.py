@@ -51,7 +51,7 @@ from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equa
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, is_read, operand_at
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
 
@@ -282,7 +282,7 @@ class StandardFuser:
         added = len(self.builder.nodes) - len(self.made)
         self.made.extend(self.builder.nodes[len(self.made) :])
         for old, new in results.items():
-            if old.uses() or old.is_graph_output():
+            if is_read(old):
                 replace_value(old, self.builder.for_output(old, new), rename=old.is_graph_output())
         swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
         removed = sum(one in nodes for one, _ in swept.nodes)

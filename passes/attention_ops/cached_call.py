@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.attention_ops.call import OpConverter
 from fa_compiler.passes.attention_ops.direct import Attributes, DirectConversion
-from fa_compiler.passes.ir.nodes import FLOATS, input_of, int_attr, text_attr
+from fa_compiler.passes.ir.nodes import FLOATS, input_of, int_attr, text_attr, without_none
 from fa_compiler.passes.ir.signatures import CONTRIB, SIGNATURES, unknown_part
 
 FLOAT = ir.DataType.FLOAT
@@ -130,7 +130,7 @@ class CachedCall(DirectConversion):
             parts.pop()
         if None in parts:
             raise self.decline("key or value is missing")
-        given = [part for part in parts if part is not None]
+        given = without_none(parts)
         return [self._of_heads(part, count) for part, count in zip(given, counts, strict=False)]
 
     def _of_heads(self, part: ir.Value, heads: int) -> ir.Value:

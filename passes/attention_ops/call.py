@@ -24,7 +24,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, input_of
+from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, input_of, is_read
 from fa_compiler.passes.layout.plan import LAYOUTS
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.magnitudes import LARGEST_SCALE, SMALLEST_SCALE
@@ -104,7 +104,7 @@ class OpConverter:
     def used_output(self, index: int) -> ir.Value | None:
         """An output; None where nothing reads it."""
         for output in self.node.outputs[index : index + 1]:
-            if output.uses() or output.is_graph_output():
+            if is_read(output):
                 return output
         return None
 

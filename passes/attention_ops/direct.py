@@ -11,6 +11,7 @@ from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import is_read
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -67,7 +68,7 @@ class DirectConversion:
 
     def put(self, old: ir.Value, new: ir.Value) -> None:
         """Put a value in the place of an output of the node, if something reads it."""
-        if old.uses() or old.is_graph_output():
+        if is_read(old):
             replace_value(old, new)
 
 

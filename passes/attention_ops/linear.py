@@ -40,7 +40,7 @@ from fa_compiler.passes.attention_ops import delta_rule
 from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, Direct, DirectConversion
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import input_of, int_attr
+from fa_compiler.passes.ir.nodes import input_of, int_attr, is_read
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.facts import Facts
 
@@ -186,7 +186,7 @@ class _Conversion(DirectConversion):
         for name, default in DEFAULTS.items():  # (2)
             if int_attr(node, name, default) != default:
                 raise self.decline(f"its {name} is {int_attr(node, name, default)}")
-        if any(output.uses() or output.is_graph_output() for output in node.outputs[2:]):
+        if any(map(is_read, node.outputs[2:])):
             raise self.decline("its output state_update is read")
         activation = node.attributes.get("activation")
         word = "none" if activation is None else activation.as_string()

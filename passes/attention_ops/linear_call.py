@@ -11,7 +11,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, left, rule_in_words
-from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
+from fa_compiler.passes.ir.nodes import input_of, int_attr, is_read, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -42,7 +42,7 @@ class LinearCall:
             (int_attr(node, "q_num_heads", 0), int_attr(node, "kv_num_heads", 0)),
             text_attr(node, "update_rule", "gated_delta"),
             0.0 if scale is None else scale.as_float(),
-            any(value.uses() or value.is_graph_output() for value in present),
+            any(map(is_read, present)),
             is_ready_made=True,
         )
 

@@ -52,7 +52,7 @@ from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EM
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter, Operand
 from fa_compiler.passes.attention_ops.key_masks import DimRef, KeyMaskBuilder, Window
-from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, constant, inputs_of, int_attr, is_op
+from fa_compiler.passes.ir.nodes import FLOATS, SIXTEEN_BITS, constant, inputs_of, int_attr, is_op, without_none
 from fa_compiler.passes.masks.band import Band, SparseMode
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
@@ -240,7 +240,7 @@ class _Attention:
     def _in_runtime(self) -> bool:
         """Does ONNX Runtime have a CPU kernel for this node? Otherwise it runs the function body."""
         call = self.call
-        given = [value for value in map(call.input, range(6)) if value is not None]
+        given = without_none(map(call.input, range(6)))
         types = {call.info.dtype(value) for value in given} - {ir.DataType.BOOL}
         one_type = types in ({ir.DataType.FLOAT}, {ir.DataType.FLOAT16})
         return one_type and call.builder.opset < FIRST_WITHOUT_KERNEL

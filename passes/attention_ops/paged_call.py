@@ -27,7 +27,7 @@ from fa_compiler.passes.answer.decline import first_reason
 from fa_compiler.passes.attention_ops.cached_call import FLOAT, LATENT, SEPARATE, CachedCall, Sizes
 from fa_compiler.passes.attention_ops.pages import ADDING_SINCE, Pages, Rows, Sequences
 from fa_compiler.passes.emit.build import INT64
-from fa_compiler.passes.ir.nodes import int_attr, text_attr
+from fa_compiler.passes.ir.nodes import int_attr, is_read, text_attr
 
 INT8 = ir.DataType.INT8
 CACHES = ("key_cache", "value_cache")
@@ -59,7 +59,7 @@ class PagedCall(CachedCall):
                 f"its kv_cache_layout is {self.layout!r}": self.layout not in (SEPARATE, LATENT),
                 f"its local_window_size is {self.window}": self.window < -1 or self.window == 0,
                 "its caches are written in place, and no output hands them on": not all(
-                    output.uses() or output.is_graph_output() for output in handed_on
+                    is_read(output) for output in handed_on
                 )
                 or len(handed_on) < (1 if self.is_latent else 2),
                 f"opset {self.builder.opset} has no ScatterElements that adds": self.builder.opset < ADDING_SINCE,

@@ -16,7 +16,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.emit.operators import AttrValue, Operators
-from fa_compiler.passes.ir.nodes import int_attr, operand_at, takes_initializers
+from fa_compiler.passes.ir.nodes import inputs_of, int_attr, operand_at, takes_initializers, without_none
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -127,7 +127,7 @@ class Builder(Operators):
     def nodes_since(self, mark: int) -> list[ir.Node]:
         """The nodes made since a place."""
         makers = (self._made[key].producer() for key in self._order[mark:])
-        return [maker for maker in makers if maker is not None]
+        return without_none(makers)
 
     @property
     def place(self) -> Place:
@@ -312,10 +312,10 @@ class Builder(Operators):
             if (node := value.producer()) is not None:
                 if node.graph is not self.graph:
                     continue
-                sources = [source for source in node.inputs if source is not None]
+                sources = inputs_of(node)
                 self.graph.remove(node, safe=True)
                 makers = [source.producer() for source in sources if not source.uses()]
-                self.graph.remove([maker for maker in makers if maker is not None], safe=True)
+                self.graph.remove(without_none(makers), safe=True)
             elif value.name is not None and value.name in self.graph.initializers:
                 self.graph.initializers.pop(value.name)
 
@@ -509,7 +509,7 @@ class LayoutEmitter:
     def _vector(self, consts: Sequence[int | None], parts: Callable[[], list[ir.Value]]) -> ir.Value:
         """Sizes as one vector: a constant where all of them are known, else made of its parts."""
         if None not in consts:
-            return self.builder.ints([size for size in consts if size is not None])
+            return self.builder.ints(without_none(consts))
         return self.builder.concat(parts(), 0)
 
     def _size(self, dim: Axes, size_sources: Sequence[tuple[ir.Value, Arrangement]]) -> ir.Value:

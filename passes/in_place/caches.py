@@ -39,7 +39,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs
+from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs, without_none
 from fa_compiler.passes.ops.movers import PICKS
 from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -117,7 +117,7 @@ class GrowingCache:
     def aliases(self) -> tuple[ir.Node, ...]:
         """The nodes that the buffer makes superfluous."""
         makers = [value.producer() for value in (*self.past_aliases, *self.present_aliases)]
-        return tuple(maker for maker in makers if maker is not None)
+        return tuple(without_none(makers))
 
 
 def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:

@@ -82,6 +82,11 @@ def first(items: Iterable[T | None]) -> T | None:
     return next((item for item in items if item is not None), None)
 
 
+def without_none(items: Iterable[T | None]) -> list[T]:
+    """Those that are not None."""
+    return [item for item in items if item is not None]
+
+
 def sole(items: Iterable[T] | None) -> T | None:
     """The only item; None where there is none, where there are several, and where they are unknown."""
     ahead = [] if items is None else list(islice(items, 2))
@@ -106,6 +111,11 @@ def readers_of(values: Iterable[ir.Value]) -> Iterator[ir.Node]:
 def holds_output(values: Iterable[ir.Value]) -> bool:
     """Is one of these values a graph output?"""
     return any(value.is_graph_output() for value in values)
+
+
+def is_read(value: ir.Value) -> bool:
+    """Is a value read by a node, or an output?"""
+    return bool(value.uses()) or value.is_graph_output()
 
 
 def distinct_consumers(value: ir.Value) -> list[ir.Node]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.options import NEWEST_OPSET
-from fa_compiler.passes.ir.nodes import opset
+from fa_compiler.passes.ir.nodes import is_read, opset
 
 CONTRIB = "com.microsoft"
 
@@ -224,6 +224,6 @@ def unknown_part(node: ir.Node) -> str | None:
         if value is not None:
             return f"the input {index} {value.name!r}"
     for index, output in enumerate(node.outputs[len(known.outputs) :], len(known.outputs)):
-        if output.uses() or output.is_graph_output():
+        if is_read(output):
             return f"the output {index} {output.name!r}"
     return None

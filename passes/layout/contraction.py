@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import float_attr, input_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import float_attr, input_of, inputs_of, int_attr, is_op, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.linear import einsum_terms
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -101,7 +101,7 @@ def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
     none."""
     if not (is_op(node, "MatMul", "Gemm", "Einsum") or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")):
         return None
-    return next((value.name for value in node.inputs if value is not None and info.shape(value) is None), None)
+    return next((value.name for value in inputs_of(node) if info.shape(value) is None), None)
 
 
 def _with_batch_in_front(

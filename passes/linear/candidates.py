@@ -116,7 +116,7 @@ def downstream(region: Region) -> list[ir.Value]:
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
         if node is not None and is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub"):
-            deep = [each for each in node.inputs if each is not None and region.depth(each)]
+            deep = [each for each in inputs_of(node) if region.depth(each)]
             yield from deep if len(deep) == 1 else ()
 
     return sorted(reached(region.exits, behind, limit=MOST_VALUES), key=region.depth, reverse=True)

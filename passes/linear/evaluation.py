@@ -12,7 +12,16 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import STANDARD, constant, int_attr, is_op, subgraphs, values_read
+from fa_compiler.passes.ir.nodes import (
+    STANDARD,
+    constant,
+    inputs_of,
+    int_attr,
+    is_op,
+    subgraphs,
+    values_read,
+    without_none,
+)
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import Meetings, names_of
 from fa_compiler.passes.linear.operators import SUMS, evaluated
@@ -37,7 +46,7 @@ def with_exponents(nodes: Iterable[ir.Node]) -> set[ir.Value]:
     wanted = set[ir.Value]()
     for node in reversed([*nodes]):
         if is_op(node, "Exp") or (node.op_type in SUMS and not wanted.isdisjoint(node.outputs)):
-            wanted.update(value for value in node.inputs if value is not None)
+            wanted.update(inputs_of(node))
         for graph in subgraphs(node):
             wanted |= with_exponents(graph)
             pairs = zip(graph.inputs, node.inputs, strict=False)
@@ -107,7 +116,7 @@ class Evaluation:
         sizes = None if dims is None else [dim.evaluate(self.sizes) for dim in dims]
         if sizes is None or any(size is None or size < 0 for size in sizes):
             raise FailedError(f"the shape of {value.name!r} is not known")
-        return tuple(size for size in sizes if size is not None)
+        return tuple(without_none(sizes))
 
     def _enter(self, dims: Iterable[Dim]) -> None:
         """Note sizes that were asked for."""
@@ -169,7 +178,7 @@ class Evaluation:
             return
         for output in node.outputs:
             sizes = [dim.evaluate(self.sizes) for dim in self.info.shape(output) or ()]
-            known = [size for size in sizes if size is not None]
+            known = without_none(sizes)
             if len(known) == len(sizes) and math.prod(known) > LARGEST:
                 raise TooLongError("a tensor of too many elements")
 
@@ -232,7 +241,7 @@ class Evaluation:
         if len(node.inputs) != len(body.inputs):
             raise FailedError("a Scan of opset 8, which has lengths, and a batch in front of the tokens")
         count = int_attr(node, "num_scan_inputs", 0)
-        inputs = [self._get(value) for value in node.inputs if value is not None]
+        inputs = [self._get(value) for value in inputs_of(node)]
         states, scanned = inputs[:-count], [_single(each) for each in inputs[-count:]]
         axes, turned = (_listed(node, name, count) for name in ("scan_input_axes", "scan_input_directions"))
         outputs = len(body.outputs) - len(states)
@@ -258,7 +267,7 @@ class Evaluation:
         if is_op(node, "SequenceEmpty"):
             return [[]]
         if is_op(node, "SequenceConstruct"):
-            return [[self.tensor(value) for value in node.inputs if value is not None]]
+            return [[self.tensor(value) for value in inputs_of(node)]]
         parts = self._get(node.inputs[0]) if node.inputs[0] is not None else []
         if not isinstance(parts, list):
             raise FailedError("no sequence")

@@ -13,7 +13,7 @@ from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import subgraphs
+from fa_compiler.passes.ir.nodes import inputs_of, subgraphs
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import Emitter
 from fa_compiler.passes.linear.equal import proven
@@ -52,7 +52,7 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | 
 
 
 def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
-    makers = {value.producer() for node in region.nodes for value in node.inputs if value is not None}
+    makers = {value.producer() for node in region.nodes for value in inputs_of(node)}
     return not softmaxes.isdisjoint(region.nodes) or not softmaxes.isdisjoint(makers)
 
 

@@ -37,7 +37,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op
+from fa_compiler.passes.ir.nodes import int_attr, is_op, without_none
 from fa_compiler.passes.linear.tensors import Tensor
 from fa_compiler.passes.ops.movers import PICKS
 
@@ -304,7 +304,7 @@ class _Met:
         return len({frozenset(row[index] if index < len(row) else None for row in point) for point in self.points}) > 1
 
     def _given(self, index: int) -> list[Note]:
-        return [note for note in self.notes(index) if note is not None]
+        return without_none(self.notes(index))
 
     @property
     def _any_varies(self) -> bool:

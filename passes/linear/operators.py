@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import int_attr, text_attr
+from fa_compiler.passes.ir.nodes import int_attr, text_attr, without_none
 from fa_compiler.passes.linear.field import hashed, matmul, power
 from fa_compiler.passes.linear.tensors import (
     FailedError,
@@ -146,7 +146,7 @@ def _check_size(shape: Sequence[int]) -> None:
 
 @rule("Concat", with_sums=True)
 def _concat(call: Call) -> list[Tensor]:
-    parts = [part for part in call.operands if part is not None]
+    parts = without_none(call.operands)
     return call.moved(concat_on_arrays(call.node), *parts)
 
 
@@ -390,7 +390,7 @@ def unknown_function(call: Call) -> list[Tensor]:
     given = [call[place] for place in places]
     fields = [operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given]
     shape = broadcast(*given)
-    known = [field for field in fields if field is not None]
+    known = without_none(fields)
     if len(known) < len(fields):
         return [Tensor(shape)]
     attributes = sorted((name, repr(attr.value)) for name, attr in call.node.attributes.items())

@@ -21,7 +21,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op, producer
+from fa_compiler.passes.ir.nodes import inputs_of, is_op, producer
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
@@ -279,7 +279,7 @@ class Prover:
             node = value.producer()
             if node is None or not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Concat"):
                 return None
-            pending.extend(each for each in node.inputs if each is not None)
+            pending.extend(inputs_of(node))
         return tuple(outputs.values()), tuple(states.values())
 
     def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:

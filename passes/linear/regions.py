@@ -26,6 +26,7 @@ from fa_compiler.passes.ir.nodes import (
     STANDARD,
     constant,
     constant_tensor,
+    inputs_of,
     is_op,
     is_weight,
     outputs_of,
@@ -120,7 +121,7 @@ def _enter_depths(node: ir.Node, info: ShapeInfo, depths: dict[ir.Value, int]) -
         return
     if not _is_algebraic(node, info, depths):
         return
-    depth = max((depths.get(value, 0) for value in node.inputs if value is not None), default=0)
+    depth = max((depths.get(value, 0) for value in inputs_of(node)), default=0)
     if _multiplies(node, info) and not (is_op(node, "Mul") and any(map(_is_fixed, node.inputs))):
         depth += 1
     if depth:
@@ -144,7 +145,7 @@ def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) ->
     for value in node.inputs:
         if _holds_weights(value) and not _is_zero(value):
             is_matrix = len(info.shape(value) or ()) <= MATRIX
-            if is_matrix or not any(depths.get(each, 0) for each in node.inputs if each is not None):
+            if is_matrix or not any(depths.get(each, 0) for each in inputs_of(node)):
                 return True
     return False
 

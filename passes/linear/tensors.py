@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.linear.field import ORDER, hashed, inverse, of_numbers, power, reduced, times
 
 EXPONENT_SEED = 0x5EED
@@ -111,7 +112,7 @@ def moved(sources: Sequence[Tensor], move: Callable[..., np.ndarray], with_sums:
 
 
 def _moved_sums(sources: Sequence[Exponents | None], move: Callable[..., np.ndarray]) -> Exponents | None:
-    known = [source for source in sources if source is not None]
+    known = without_none(sources)
     if len(known) < len(sources):
         return None
     numbers = np.asarray(move(*(source.numbers for source in known)))

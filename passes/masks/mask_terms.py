@@ -7,7 +7,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import inputs_of, is_op
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import (
     Add,
@@ -78,7 +78,7 @@ def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
     adder = view.base.producer()
     if adder is None or not is_op(adder, "Add"):
         return ()
-    operands = [operand for operand in adder.inputs if operand is not None]
+    operands = inputs_of(adder)
     views = if_possible(lambda: tuple(viewer.broadcast_view(operand, view.base_dims, adder) for operand in operands))
     if views is None or not any(_repeats(summand, viewer) for summand in views):
         return ()

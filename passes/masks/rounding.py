@@ -47,8 +47,10 @@ from fa_compiler.passes.ir.nodes import (
     constant,
     inner_values,
     input_of,
+    inputs_of,
     is_op,
     is_weight,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, MAX_FINE
@@ -342,7 +344,7 @@ class _Sizes:
         value = element_source(value)
         node, size = value.producer(), self.largest(value)
         if is_op(node, "Cast", "Mul") and node is not None:
-            size = math.prod(self.largest(operand) for operand in node.inputs if operand is not None)
+            size = math.prod(self.largest(operand) for operand in inputs_of(node))
         return FLOAT16_MAX < size < math.inf
 
     def parts(self, term: Add[AlignedTensor]) -> Parts:
@@ -385,7 +387,7 @@ class _Sizes:
         if node is None or branches is not None:
             return branches or ()
         if is_op(node, *MOVES):
-            return [operand for operand in node.inputs[:1] if operand is not None]
+            return without_none(node.inputs[:1])
         if contraction(node, self.facts.info) is not None or is_op(node, *NORMALISING):
             return ()
         return [operand for operand in _combined(node) if self._may_be_large(operand)]
@@ -416,7 +418,7 @@ def _combined(node: ir.Node) -> list[ir.Value]:
     """The operands whose numbers an operator passes on or computes with."""
     places = COMBINED.get(node.op_type, range(len(node.inputs)))
     operands = (input_of(node, place) for place in places)
-    return passed_on(node) or [operand for operand in operands if operand is not None]
+    return passed_on(node) or without_none(operands)
 
 
 def is_whole(value: ir.Value | None, facts: Facts) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import constant, inner_values, input_of, is_op, text_attr
+from fa_compiler.passes.ir.nodes import constant, inner_values, input_of, inputs_of, is_op, text_attr, without_none
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.ops.movers import MOVES, element_source
@@ -61,11 +61,11 @@ def _made_of(node: ir.Node, viewer: Viewer) -> list[ir.Value] | None:
     if scaled is not None and abs(scaled[1]) <= MAX_SCORE_OPERAND:
         return [scaled[0]]
     if is_op(node, *MOVES) or (is_op(node, "Pad") and _pads_with_zero(node, viewer)):
-        return [value for value in node.inputs[:1] if value is not None]
+        return without_none(node.inputs[:1])
     if not is_op(node, "Concat", "Add", "Sub"):
         return None
     zero = frozenset((0.0,))
-    return [value for value in node.inputs if value is not None and viewer.facts.sets.of(value) != zero] or None
+    return [value for value in inputs_of(node) if viewer.facts.sets.of(value) != zero] or None
 
 
 def holds_large(value: ir.Value, bounds: Bounds) -> bool:
@@ -86,7 +86,7 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
                 return True
             pending.extend(inner)
         elif node is not None and is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
-            pending.extend(operand for operand in node.inputs if operand is not None)
+            pending.extend(inputs_of(node))
     return False
 
 

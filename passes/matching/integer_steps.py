@@ -42,6 +42,7 @@ from fa_compiler.passes.ir.nodes import (
     producer,
     reached,
     sole,
+    without_none,
 )
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
@@ -185,7 +186,7 @@ def _step(node: ir.Node, info: ShapeInfo) -> Step | None:
         return None
     operands = [_integers(input_of(node, place), node, place + 1, info) for place in form.operands]
     result = _integers(node.outputs[0], node, form.result, info)
-    known = tuple(operand for operand in operands if operand is not None)
+    known = tuple(without_none(operands))
     if result is None or len(known) < len(operands):
         return None
     return Step(node, form.op_type, known, result)

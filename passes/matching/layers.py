@@ -36,6 +36,7 @@ from fa_compiler.passes.ir.nodes import (
     reached,
     readers_of,
     source_through,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
@@ -130,7 +131,7 @@ def _is_of_linear_attention(product: Contraction, value: ir.Value, viewer: Viewe
     values = reached([product.output], following, LIMIT)
     readers = (product_at(node, viewer.info) for node in readers_of(values))
     inner = product_at(source_through(value, *SCALING).producer(), viewer.info)
-    products = (multiplied for multiplied in (inner, *readers) if multiplied is not None)
+    products = without_none((inner, *readers))
     return any(not any(holds_weights(operand, viewer) for operand in multiplied.operands) for multiplied in products)
 
 

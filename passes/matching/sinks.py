@@ -37,6 +37,7 @@ from fa_compiler.passes.ir.nodes import (
     constant,
     input_of,
     is_op,
+    is_read,
     operand_at,
     opset,
     sole,
@@ -169,7 +170,7 @@ def without_sink(node: ir.Node, dims: Arrangement, found_sink: FoundSink | None,
 
 def _drops_column(node: ir.Node, axis: int, found_sink: FoundSink, info: ShapeInfo) -> bool:
     """Case 3: does a Slice or Split leave out the sink's column along an axis, and nothing else?"""
-    output = next(value for value in node.outputs if value.uses() or value.is_graph_output())
+    output = next(value for value in node.outputs if is_read(value))
     before, after = info.shape(operand_at(node, 0)), info.shape(output)
     if before is None or after is None or len(before) != len(after):
         return False

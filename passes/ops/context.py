@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, cap_of, integer
+from fa_compiler.passes.ir.nodes import without_none
 
 T = TypeVar("T")
 Shape: TypeAlias = tuple[Dim, ...]
@@ -224,7 +225,7 @@ def listed_shape(sizes: Shape | None) -> Shape | None:
 def all_known(items: Iterable[T | None]) -> list[T] | None:
     """The items; None where one of them is unknown."""
     listed = list(items)
-    known = [item for item in listed if item is not None]
+    known = without_none(listed)
     if len(known) != len(listed):
         return None
     return known
@@ -298,7 +299,7 @@ def fact_of(content: Content | None, shape: Shape | None, dtype: ir.DataType | N
 
 def broadcast(*shapes: Shape | None) -> Shape | None:
     """The shape of operands broadcast together (numpy's rule), for runs in which they can be."""
-    known = [shape for shape in shapes if shape is not None]
+    known = without_none(shapes)
     if len(known) < len(shapes) or not known:
         return None
     result = list(known[0])

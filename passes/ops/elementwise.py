@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -165,7 +165,7 @@ _FLOAT: dict[str, Callable[..., Any]] = {
 def fold(op: str, *operands: Content | None) -> Content | None:
     """The element-wise result on known contents: symbolic for integers, in their dtype for floats. None when
     unknown."""
-    known = [operand for operand in operands if operand is not None]
+    known = without_none(operands)
     if len(known) < len(operands) or not _are_followed(known):
         return None
     floats = [is_float(operand) for operand in known]

@@ -57,6 +57,7 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     producer,
     text_attr,
+    without_none,
 )
 from fa_compiler.passes.ops.context import (
     Known,
@@ -104,7 +105,7 @@ def passed_on(node: ir.Node) -> list[ir.Value]:
     if is_op(node, "Concat"):
         return inputs_of(node)
     given = (input_of(node, place) for place in _PLACES.get(node.op_type, (0,)))
-    return [value for value in given if value is not None]
+    return without_none(given)
 
 
 def overwrites(node: ir.Node) -> bool:
@@ -212,7 +213,7 @@ _OF_TWO: Mapping[str, Callable[[Bound, Bound], Bound | None]] = {"Add": plus, "M
 @interval(*LIMITS)
 def _limited(node: ir.Node, operands: Operands) -> Bound | None:
     """A limit of one operand is a limit of the result."""
-    given = [operands.of(value) or UNKNOWN for value in node.inputs if value is not None]
+    given = [operands.of(value) or UNKNOWN for value in inputs_of(node)]
     if not given:
         return None
     intervals = [bound.unless_nan for bound in given]
@@ -328,7 +329,7 @@ EXACT_TYPES = frozenset((ir.DataType.FLOAT, ir.DataType.DOUBLE, ir.DataType.INT3
 def _compared(node: ir.Node, sets: Sets) -> ValueSet:
     """0 and 1, or only one of them if the sets of the operands decide."""
     compare = DECIDED.get(node.op_type)
-    operands = [value for value in node.inputs if value is not None]
+    operands = inputs_of(node)
     known = all_known(map(sets.of, node.inputs))
     types = {sets.info.dtype(value) for value in operands}
     if compare is None or known is None or not types <= EXACT_TYPES:

@@ -21,7 +21,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at
+from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
     Context,
     Fact,
@@ -188,7 +188,7 @@ def _concat(ctx: Context) -> Fact:
 
 def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
     """The shape of tensors that are joined along an axis. All known shapes have the same rank, and this axis."""
-    known = [shape for shape in shapes if shape is not None]
+    known = without_none(shapes)
     result = []
     for index in range(len(known[0])):
         dims = [shape[index] for shape in known]
@@ -204,7 +204,7 @@ def concat_shape(shapes: Sequence[Shape | None], axis: int) -> Shape | None:
 def _joined(ctx: Context, rank: int, axis: int) -> Fact | None:
     """The fact of a Concat of known contents; None where a content is unknown."""
     contents, dtype = [ctx.content(index) for index in range(len(ctx.facts))], ctx.dtype(0)
-    parts = [content for content in contents if content is not None]
+    parts = without_none(contents)
     if rank == 1 and any(content.dtype == object for content in parts):
         return _joined_vectors(ctx)
     if len(parts) < len(contents):

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import input_of
+from fa_compiler.passes.ir.nodes import input_of, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -61,7 +61,7 @@ def _cut_content(ctx: Context, bounds: Bounds, result: Sequence[Dim]) -> Content
     cuts: list[slice | None] = [slice(None)] * content.ndim
     for axis, start, end, step in zip(*bounds, strict=True):
         cuts[axis] = _cut(start, end, step, content.shape[axis])
-    known = [cut for cut in cuts if cut is not None]
+    known = without_none(cuts)
     if len(known) == content.ndim:
         return np.asarray(content[tuple(known)], dtype=content.dtype)
     # A single element, all of which remains, is the element wherever the Slice starts.

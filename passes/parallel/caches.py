@@ -37,7 +37,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, text_attr, without_none
 from fa_compiler.passes.ir.nodes import operands as operands_of
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.parts import Parts, concat_of
@@ -321,7 +321,7 @@ class PromptSharder(Sharder):
         if value.name not in self._caches:
             return super()._whole_leaf(value)
         sizes = [self.size(size) for size in self.shape(value, None)]
-        known = [size for size in sizes if size is not None]
+        known = without_none(sizes)
         if value.dtype is None or len(known) < len(sizes):
             raise Refusal(f"the sizes of the empty cache {value.name!r} are unknown", None)
         zero = self.constant(np.zeros((), value.dtype.numpy()))

@@ -29,6 +29,7 @@ from fa_compiler.passes.ir.nodes import (
     sole,
     source_through,
     text_attr,
+    without_none,
 )
 from fa_compiler.passes.ops.contrib import POINTWISE_CONTRIB
 from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
@@ -128,7 +129,7 @@ def along_one_axis(sharder: Sharder, node: ir.Node, output: int, place: Place) -
     if place.dim == axis or (behind and place.dim > axis):
         raise Refusal(f"{MIXES}, along axis {axis}", node)
     if node.op_type in LAYER_NORMS:
-        weights = [value for value in node.inputs[1:] if value is not None]
+        weights = without_none(node.inputs[1:])
         if any(len(sharder.shape(value, node)) > rank - axis for value in weights):
             raise Refusal("its weights may differ along the sequence", node)
     return _with_first_local(sharder, node, place).outputs[output]

@@ -12,6 +12,7 @@ from fa_compiler.op_registry import DOMAIN, collectives, hcom
 from fa_compiler.op_registry.collectives import Chunk
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.emit.operators import AttrValue, Ints, Operators
+from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -73,7 +74,7 @@ class RankEmitter(Operators):
         sizes = [size.const for size in self.info.shape(value) or ()]
         if self.info.shape(value) is None or None in sizes:
             raise Refusal(f"the sizes of {value.name!r} are not known before the run", self.place)
-        return tuple(size for size in sizes if size is not None)
+        return tuple(without_none(sizes))
 
     def dtype(self, value: ir.Value) -> ir.DataType:
         """The type of a value."""

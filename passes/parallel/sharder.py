@@ -40,6 +40,7 @@ from fa_compiler.passes.ir.nodes import (
     is_overridable,
     subgraphs,
     values_read,
+    without_none,
 )
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.context import Known, Shape
@@ -348,7 +349,7 @@ class Sharder(Operators):
         parts = [self.size(size) for size in shape[start:end]]
         if not parts:
             return self.ints([])
-        known = [part for part in parts if part is not None]
+        known = without_none(parts)
         if len(known) < len(parts):
             known = self._sizes_of_part(source, parts, range(len(shape))[start:end], node)
         return self.concat(known, 0)

@@ -73,6 +73,7 @@ from fa_compiler.passes.ir.nodes import (
     operands,
     outputs_of,
     sole,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import Contraction, contraction
 from fa_compiler.passes.matching.attention import Matcher
@@ -113,7 +114,7 @@ class Operand:
 
     def arranged(self, builder: Builder) -> ir.Value:
         """The value with its dimensions in the wanted order, with size 1 where it has none."""
-        own = tuple(place for place in self.places if place is not None)
+        own = tuple(without_none(self.places))
         value = self.value
         if own != tuple(range(len(own))):
             value = builder.transpose(value, own)
@@ -217,7 +218,7 @@ def join_keys(
     for anchor in softmaxes:
         with Trial(new_builder()) as trial:
             values, scores = _joined_values(anchor, info), _joined_scores(anchor, trial.builder, info)
-            joined = [side for side in (values, scores) if side is not None]
+            joined: list[JoinedValues | JoinedScores] = without_none((values, scores))
             if not joined:
                 continue
             trial.replace(*((side.whole, side.emitted(trial.builder)) for side in joined))
@@ -259,7 +260,7 @@ def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> 
 def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
     """Cases 3 and 4: the parts that are joined, all of one query and one number; none where there are other parts."""
     parts = [_score_part(value, info) for value in operands(whole.producer())]
-    known = [part for part in parts if part is not None]
+    known = without_none(parts)
     if len(known) < len(parts) or len({(part.query, part.number) for part in known}) != 1:
         return []
     return known
@@ -367,7 +368,7 @@ def _joined_values(anchor: SoftmaxAnchor, info: ShapeInfo) -> JoinedValues | Non
     products = _products(_in_order(cuts, probabilities, shape, info), info)
     whole = _sum_of([product.output for product in products])
     beside = [_values_beside(product, cuts) for product in products]
-    operands = [operand for operand in beside if operand is not None]
+    operands = without_none(beside)
     if whole is None or len(operands) < len(beside):
         return None
     values = Joined.of(operands, len(shape) - 2, info)

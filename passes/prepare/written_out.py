@@ -34,7 +34,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, float_attr, input_of, int_attr
+from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, float_attr, input_of, int_attr, is_read
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -66,7 +66,7 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
                 left.append(_stays(node, str(results)))
                 continue
             for old, new in zip(node.outputs, results, strict=False):
-                if new is not None and (old.uses() or old.is_graph_output()):
+                if new is not None and is_read(old):
                     builder.replace(old, new)
             graph.remove(node, safe=True)
             written.setdefault(node.op_type, []).append(label(node) or "")

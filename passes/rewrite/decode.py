@@ -43,7 +43,7 @@ from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import ABSENT
+from fa_compiler.passes.ir.nodes import ABSENT, without_none
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
@@ -367,7 +367,7 @@ class IncreFlashMatcher:
         roles, space = self.match.roles, self.match.space
         depths = roles.head_dim, roles.value_head_dim
         pairs = [cache.by_channel(roles.kv_heads, depth, space) for cache, depth in zip(caches, depths, strict=True)]
-        known = [pair for pair in pairs if pair is not None]
+        known = without_none(pairs)
         if len(known) < len(pairs):
             raise self._other("the scales of its caches run along other axes than heads and their numbers")
         scales, zeros = (np.stack(parts) for parts in zip(*known, strict=True))

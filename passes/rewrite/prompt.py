@@ -30,7 +30,7 @@ from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_read
 from fa_compiler.passes.masks.missed import vouching
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.rewrite.node_view import registry_node
@@ -90,7 +90,7 @@ def _refusal(node: ir.Node, given: Mapping[str, ir.Value], attrs: Mapping[str, i
     others = [name for name in given if name not in _INPUTS]
     if others:
         return f"it has {others[0]}, which {OP} does not have"
-    read = [output for output in node.outputs[:-1] if output.uses() or output.is_graph_output()]
+    read = [output for output in node.outputs[:-1] if is_read(output)]
     if read:
         return f"its statistic '{read[0].name}' is read, which {OP} does not compute"
     layout, pse_type = attrs["input_layout"], attrs["pse_type"]

@@ -25,7 +25,7 @@ from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, producer
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, producer, without_none
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement
 from fa_compiler.passes.layout.views import View
@@ -364,7 +364,7 @@ class Rewriter:
     def begin(self, match: AttentionMatch) -> None:
         """Start an attention: new nodes get its path in their names, and `trace` counts from here."""
         ends = (match.node, match.output.producer())
-        self.builder.path = path_of([node for node in ends if node is not None])
+        self.builder.path = path_of(without_none(ends))
         self._starts[match.node] = len(self.replaced), len(self.made), self.builder.mark
 
     def trace(self, match: AttentionMatch) -> None:

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.formula import TRUE, All, AtLeastZero, BooleanTensor, Formula, negation
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -84,7 +85,7 @@ def _visible(part: Formula, shape: Shape, rows: Dim, keys: Dim) -> KeyMask | Non
     if isinstance(part, AtLeastZero):
         return _compared(part, shape, rows, keys)
     if isinstance(part, BooleanTensor):
-        along = [axis for axis in part.axes if axis is not None]
+        along = without_none(part.axes)
         if along != [rank - 1] and (rank == 2 or along != [0, rank - 1]):
             return None
         units = tuple(place for place, axis in enumerate(part.axes) if axis is None)

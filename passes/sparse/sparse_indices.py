@@ -31,7 +31,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import CLOSE_RANKS
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of, int_attr, operand_at
+from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of, int_attr, operand_at, without_none
 from fa_compiler.passes.sparse.conditions import Condition
 from fa_compiler.passes.sparse.emit import Sizes, domain_node
 from fa_compiler.passes.sparse.index_scores import IndexScores, index_scores, unmasked
@@ -93,7 +93,7 @@ class SparseIndices:
         """The entries for a query and key in BSND; None where a condition cannot be looked up."""
         made = SparseIndicesBuilder(operands, selected, sizes, builder, facts)
         parts = [made.key_mask(condition) for condition in selected.others]
-        known = [part for part in parts if part is not None]
+        known = without_none(parts)
         if selected.block != 1:
             return made.blocks(known) if len(known) == len(parts) else None
         if CLOSE_RANKS in facts.options.assume and builder.opset >= OPSET and len(known) == len(parts):

@@ -80,7 +80,7 @@ from fa_compiler.passes.algebra.formula import (
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
 from fa_compiler.passes.answer.budget import spend
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer, without_none
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.generate import fill_of
 from fa_compiler.passes.ops.moves import fitted, move_of
@@ -236,7 +236,7 @@ class Positions:
     def _connected(self, node: ir.Node, index: Index) -> Formula | None:
         """And, Or, Xor, and a Where between truth values."""
         parts, origin = [self.truth(*operand) for operand in self.operands(node, index)], self._origin(node, index)
-        known = [part for part in parts if part is not None]
+        known: list[Formula] = without_none(parts)
         if len(known) < len(parts):
             return None
         if node.op_type == "And":
