@@ -51,7 +51,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
@@ -59,11 +58,9 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     FLOATS,
-    constant,
     distinct_consumers,
     first,
     float_attr,
-    input_of,
     inputs_of,
     int_attr,
     is_op,
@@ -75,7 +72,7 @@ from fa_compiler.passes.ir.nodes import (
     text_attr,
 )
 from fa_compiler.passes.ir.surgery import depends
-from fa_compiler.passes.ops.cuts import pads_of
+from fa_compiler.passes.ops.cuts import NO_PADS, filler_of, pads_along
 from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.positions import Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -187,25 +184,13 @@ def _window(node: ir.Node, info: ShapeInfo) -> Window | None:
 
 def _padded(node: ir.Node, info: ShapeInfo) -> Window | None:
     """What a Pad makes of x, if it puts a known number of zeros before and behind its tokens, and nothing else. (2)"""
-    value = input_of(node, 2)
-    number = float_attr(node, "value", 0.0) if value is None else info.scalar(value)
-    pads = _pads(node, info)
-    if text_attr(node, "mode", "constant") != "constant" or number != 0.0 or pads is None:
+    pads = pads_along(node, info, RANK)
+    if pads is None or filler_of(node, info) != 0.0:
         return None
-    front, behind = pads.pop(TOKENS, (0, 0))
-    if front is None or behind is None or min(front, behind) < 0 or any(pair != (0, 0) for pair in pads.values()):
+    front, behind = (size.const for size in pads.pop(TOKENS, NO_PADS))
+    if front is None or behind is None or min(front, behind) < 0 or any(pair != NO_PADS for pair in pads.values()):
         return None
     return Window(operand_at(node, 0), Dim(front), behind)
-
-
-def _pads(node: ir.Node, info: ShapeInfo) -> dict[int, tuple[int | None, int | None]] | None:
-    """How many numbers a Pad puts before and behind each axis that it names; None where that is unknown."""
-    pads, named = pads_of(node, info), input_of(node, 3)
-    axes = np.arange(RANK) if named is None else constant(named, limit=RANK)
-    if pads is None or axes is None or len(pads) != 2 * axes.size:
-        return None
-    pairs = zip(axes.tolist(), pads, pads[axes.size :], strict=False)
-    return {axis % RANK: (before.const, behind.const) for axis, before, behind in pairs}
 
 
 def _is_causal(node: ir.Node, window: Window, reach: int) -> bool:

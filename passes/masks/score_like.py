@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import constant, inner_values, input_of, inputs_of, is_op, text_attr, without_none
+from fa_compiler.passes.ir.nodes import constant, inner_values, inputs_of, is_op, without_none
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
+from fa_compiler.passes.ops.cuts import filler_of
 from fa_compiler.passes.ops.movers import MOVES, element_source
 from fa_compiler.passes.values.bounds import Bounds
 
@@ -60,7 +61,7 @@ def _made_of(node: ir.Node, viewer: Viewer) -> list[ir.Value] | None:
     scaled = viewer.factor(node)
     if scaled is not None and abs(scaled[1]) <= MAX_SCORE_OPERAND:
         return [scaled[0]]
-    if is_op(node, *MOVES) or (is_op(node, "Pad") and _pads_with_zero(node, viewer)):
+    if is_op(node, *MOVES) or (is_op(node, "Pad") and filler_of(node, viewer.info) == 0.0):
         return without_none(node.inputs[:1])
     if not is_op(node, "Concat", "Add", "Sub"):
         return None
@@ -88,9 +89,3 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
         elif node is not None and is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
             pending.extend(inputs_of(node))
     return False
-
-
-def _pads_with_zero(node: ir.Node, viewer: Viewer) -> bool:
-    number = input_of(node, 2)
-    plain = text_attr(node, "mode", "constant") == "constant"
-    return plain and "value" not in node.attributes and (number is None or viewer.info.scalar(number) == 0.0)

@@ -26,7 +26,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
@@ -34,19 +33,16 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
-    constant,
-    input_of,
     is_op,
     is_read,
     operand_at,
-    opset,
     sole,
-    text_attr,
 )
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.matching.sink_totals import SinkTotal
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.cuts import NO_PADS, filler_of, pads_along
 from fa_compiler.passes.ops.parts import concat_of, start_along
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -102,29 +98,19 @@ def sinks(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[SinkSource, ir.Value
             if joined.size(value, info) == Dim(1):
                 yield SinkSource(node, joined.axis, index == 0, value), scores
     elif is_op(node, "Pad"):  # 2
-        place, number = _padded(node, rank), _padding(node, info)
+        place, number = _padded_column(node, rank, info), filler_of(node, info)
         if place is not None and number is not None:
-            yield SinkSource(node, place % rank, place < rank, None, number), operand_at(node, 0)
+            yield SinkSource(node, *place, None, number), operand_at(node, 0)
 
 
-def _padded(node: ir.Node, rank: int) -> int | None:
-    """The one entry of the pads that is 1 while all others are 0."""
-    attr = node.attributes.get("pads")
-    pads = constant(input_of(node, 1), limit=64) if attr is None else np.array(attr.as_ints())
-    if pads is None or pads.shape != (2 * rank,) or input_of(node, 3) is not None:
+def _padded_column(node: ir.Node, rank: int, info: ShapeInfo) -> tuple[int, bool] | None:
+    """Case 2: the axis along which a Pad puts one element, and nothing elsewhere, and whether this is the first one."""
+    widths = pads_along(node, info, rank) or {}
+    axis = sole(axis for axis, pair in widths.items() if pair != NO_PADS)
+    in_front, behind = (Dim(1), Dim(0)), (Dim(0), Dim(1))
+    if axis is None or widths[axis] not in (in_front, behind):
         return None
-    if text_attr(node, "mode", "constant") != "constant":
-        return None
-    place = sole(place for place, pad in enumerate(pads) if pad != 0)
-    return place if place is not None and pads[place] == 1 else None
-
-
-def _padding(node: ir.Node, info: ShapeInfo) -> float | None:
-    """The number that a Pad puts around a tensor; None where it is unknown."""
-    value, attr = input_of(node, 2), node.attributes.get("value")
-    if opset(node) >= 11 and value is not None:
-        return info.scalar(value)
-    return attr.as_float() if opset(node) < 11 and attr is not None else 0.0
+    return axis, widths[axis] == in_front
 
 
 def append_sink(

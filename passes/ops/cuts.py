@@ -8,8 +8,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import input_of
-from fa_compiler.passes.ops.context import Known
+from fa_compiler.passes.ir.nodes import float_attr, input_of, text_attr
+from fa_compiler.passes.ops.context import Known, axis_in
+
+NO_PADS = (Dim(0), Dim(0))
+"""Nothing is put before or behind an axis."""
 
 
 def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim, int]] | None:
@@ -80,6 +83,27 @@ def pads_of(node: ir.Node, known: Known) -> tuple[Dim, ...] | None:
     if not isinstance(pads, tuple):
         return None
     return pads
+
+
+def pads_along(node: ir.Node, known: Known, rank: int) -> dict[int, tuple[Dim, Dim]] | None:
+    """How many elements a Pad puts before and behind each axis that it names, counted from the front; None where that
+    is unknown."""
+    pads, named = pads_of(node, known), input_of(node, 3)
+    axes = tuple(map(Dim, range(rank))) if named is None else _numbers(named, known)
+    if pads is None or axes is None or len(pads) != 2 * len(axes):
+        return None
+    places = [axis_in(axis.const, rank) for axis in axes]
+    pairs = zip(places, pads, pads[len(axes) :], strict=False)
+    widths = {place: (before, behind) for place, before, behind in pairs if place is not None}
+    return widths if len(widths) == len(axes) else None
+
+
+def filler_of(node: ir.Node, known: Known) -> float | None:
+    """The number that a Pad puts around a tensor; None where it is unknown, or where it copies elements."""
+    value = input_of(node, 2)
+    if text_attr(node, "mode", "constant") != "constant":
+        return None
+    return float_attr(node, "value", 0.0) if value is None else known.scalar(value)
 
 
 def slice_start(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:

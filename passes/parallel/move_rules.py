@@ -22,7 +22,7 @@ from fa_compiler.passes.algebra.axes import Axis, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.emit.operators import AttrValue
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr
-from fa_compiler.passes.ops.cuts import pads_of, slice_bounds
+from fa_compiler.passes.ops.cuts import NO_PADS, pads_along, slice_bounds
 from fa_compiler.passes.ops.moves import counted, keeps_everything
 from fa_compiler.passes.ops.parts import concat_of, split_of
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
@@ -149,10 +149,9 @@ def cut(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
 @local_rule("Pad")
 def pad(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Padded along other dimensions."""
-    source, pads = needed(node, 0), pads_of(node, sharder.info)
-    rank = len(sharder.shape(source, node))
-    lists_all = pads is not None and len(pads) == 2 * rank and input_of(node, 3) is None
-    if pads is None or not lists_all or pads[place.dim] != 0 or pads[rank + place.dim] != 0:
+    source = needed(node, 0)
+    pads = pads_along(node, sharder.info, len(sharder.shape(source, node)))
+    if pads is None or pads.get(place.dim, NO_PADS) != NO_PADS:
         raise Refusal(f"{MIXES}: it pads the sequence, or is not proven to leave it as it is", node)
     return sharder.clone(node, [sharder.local(source, place, node), *sharder.wholes(node, 1)]).outputs[output]
 
