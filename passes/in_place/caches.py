@@ -40,11 +40,11 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs, without_none
+from fa_compiler.passes.ops.elementwise import WRITERS
 from fa_compiler.passes.ops.movers import PICKS
 from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-WRITERS = ("ScatterND", "ScatterElements", "TensorScatter")
 MOVES = {
     **dict.fromkeys(
         ("Slice", "Split"), "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones"

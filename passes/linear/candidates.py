@@ -14,10 +14,11 @@ from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
+from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-MOVERS = (*LAYOUT_OPS, *REPEATS, "Cast", "Pad", "Slice", "Gather", "Split")
+MOVERS = (*MOVES, "Cast", "Pad", "Split")
 """Operators whose first operand is looked at, too: it may be the operand in another arrangement."""
 ARITHMETIC = ("Mul", "Div", "Neg", "Exp")
 """Operators whose operands are looked at, too: a product with beta, a scale, a decay."""
@@ -115,7 +116,7 @@ def downstream(region: Region) -> list[ir.Value]:
 
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
-        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub"):
+        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, *FOUR_OPERATIONS):
             deep = [each for each in inputs_of(node) if region.depth(each)]
             yield from deep if len(deep) == 1 else ()
 

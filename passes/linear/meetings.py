@@ -39,6 +39,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import int_attr, is_op, without_none
 from fa_compiler.passes.linear.tensors import Tensor
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import PICKS
 
 ROUGH = (
@@ -46,7 +47,7 @@ ROUGH = (
     *("Floor", "Ceil", "Round", "Relu", "Cast"),
 )
 """Operators that may change with a float."""
-ELEMENTWISE = (*ROUGH, "Add", "Sub", "Mul", "Div", "Pow", "Where", "Sum")
+ELEMENTWISE = (*ROUGH, *FOUR_OPERATIONS, "Pow", "Where", "Sum")
 BENT = ("Sqrt", "Log", "Sin", "Cos", "Exp", "Pow")
 SUMMING = ("ReduceSum", "CumSum", "MatMul")
 """Operators whose results grow with the square of a length, or faster, where their operands grow with it."""

@@ -35,6 +35,7 @@ from fa_compiler.passes.ir.nodes import (
     values_read,
 )
 from fa_compiler.passes.linear.operators import RULES, holds, is_followed
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -176,7 +177,7 @@ def _made_from(value: ir.Value | None) -> list[ir.Value | None]:
     node = None if value is None or is_weight(value) else value.producer()
     if is_op(node, *LAYOUT_OPS, *REPEATS, "Cast", "Exp", "Neg"):
         return [node.inputs[0]]
-    return list(node.inputs) if is_op(node, "Mul", "Add", "Sub", "Div") else []
+    return list(node.inputs) if is_op(node, *FOUR_OPERATIONS) else []
 
 
 def _moved_from(value: ir.Value | None) -> list[ir.Value | None]:

@@ -57,8 +57,9 @@ from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, HUGE, LOST_SHARE, M
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, Floor, MaskTerm, Scale, Select, Term
 from fa_compiler.passes.masks.sixteen_bits import is_rounded_on_the_way
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import MOVES, element_source
-from fa_compiler.passes.ops.numbers import PASSING, passed_on
+from fa_compiler.passes.ops.numbers import CHOICES, PASSING, passed_on
 from fa_compiler.passes.values.facts import Facts
 
 CANCELLED = 2.0**-24
@@ -70,7 +71,7 @@ ONE_SIGN_HINT = "let every mask lower the scores: put -inf in place of masked sc
 MAX_STEPS = 64
 MAX_DEPTH = 32
 WHOLE = (*PASSING, "Add", "Sub", "Mul", "Neg", "Abs", "Cast")
-ARITHMETIC = (*PASSING, "Add", "Sub", "Mul", "Div", "Neg", "Abs", "Cast", "CumSum", "Max", "Min")
+ARITHMETIC = (*PASSING, *FOUR_OPERATIONS, "Neg", "Abs", "Cast", "CumSum", "Max", "Min")
 """Operators that may compute a number from integers that are inputs of the model. Integers that other operators compute
 are positions and sizes."""
 KEEP_SIGNS = (*PASSING, "Add", "Cast", "Pad", "Max", "Min")
@@ -410,7 +411,7 @@ def _of_numbers(numbers: Collection[float]) -> Huge:
     return Huge(least, any(x < 0 for x in others), any(x > 0 for x in others)) if least >= HUGE else ANY_SIZE
 
 
-COMBINED = {"Cast": (0,), **dict.fromkeys(("Pad", "ScatterND", "ScatterElements"), (0, 2))}
+COMBINED = {**CHOICES, "Cast": (0,), "Pad": (0, 2)}
 """The operands whose numbers an operator computes with, where these are not all of them."""
 
 

@@ -20,6 +20,7 @@ from fa_compiler.passes.ir.nodes import constant, inner_values, inputs_of, is_op
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.ops.cuts import filler_of
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import MOVES, element_source
 from fa_compiler.passes.values.bounds import Bounds
 
@@ -86,6 +87,6 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
             if not inner:
                 return True
             pending.extend(inner)
-        elif node is not None and is_op(node, "Mul", "Div", "Add", "Sub", "Where"):
+        elif node is not None and is_op(node, *FOUR_OPERATIONS, "Where"):
             pending.extend(inputs_of(node))
     return False

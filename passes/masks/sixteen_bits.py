@@ -13,6 +13,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, int_attr, is_op, producer, source_through
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.numbers import LIMITS
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -28,7 +29,7 @@ READ_IN_FLOAT32 = (
 """Operators that read 16-bit numbers as float32, unrounded (measured, ONNX Runtime 1.32)."""
 READ_IN_16_BITS = (*MOVES, "Concat", "Cast", "Log", "Relu", "Tanh", "Round", "IsNaN", "Max", "Min", "Clip", "Shape")
 """Operators with a 16-bit kernel, which rounds what it reads (measured, ONNX Runtime 1.32)."""
-SCORING = ("Add", "Sub", "Mul", "Div", "Where")
+SCORING = (*FOUR_OPERATIONS, "Where")
 """Operators that scores go through after a term. Their kernels compute 16-bit types in float32."""
 
 

@@ -45,12 +45,13 @@ from fa_compiler.passes.ir.nodes import (
     without_none,
 )
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTRIB = "com.microsoft"
 SUMS = ("QLinearAdd", "QLinearMul")
-BETWEEN = (*LAYOUT_OPS, "Cast", "Add", "Sub", "Mul", "Div", "Neg", "Where", "Max", "Min", "Clip", "IsNaN", "Expand")
+BETWEEN = (*LAYOUT_OPS, "Cast", *FOUR_OPERATIONS, "Neg", "Where", "Max", "Min", "Clip", "IsNaN", "Expand")
 """5 and 7: operators in float32. The attention matcher, which follows, says what they may be."""
 LONGEST = 16
 """More operators than this are not taken for one attention."""

@@ -49,10 +49,8 @@ from fa_compiler.passes.ir.nodes import (
     FLOATS,
     SIXTEEN_BITS,
     axes_of,
-    constant,
     data_readers,
     distinct_consumers,
-    input_of,
     int_attr,
     is_op,
     nodes_of_type,
@@ -80,7 +78,8 @@ from fa_compiler.passes.matching.scores import (
     product_at,
     quantised_advice,
 )
-from fa_compiler.passes.ops.elementwise import drops_nothing
+from fa_compiler.passes.ops.cuts import slice_bounds
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS, drops_nothing
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ops.moves import keeps_everything
 from fa_compiler.passes.ops.parts import split_of
@@ -295,12 +294,11 @@ def _is_of_softmax(value: ir.Value | None) -> bool:
 
 def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     """Does a node take a part of the last axis?"""
-    rank, axes = len(viewer.info.shape(value) or ()), list[int]()
-    if (split := split_of(node, viewer.info)) is not None:
-        axes = [split.axis]
-    elif is_op(node, "Slice") and (listed := constant(input_of(node, 3))) is not None:
-        axes = listed.reshape(-1).tolist()
-    return bool(axes) and all(axis in (-1, rank - 1) for axis in axes)
+    split, rank = split_of(node, viewer.info), len(viewer.info.shape(value) or ())
+    if split is not None:
+        return split.is_last
+    cut = slice_bounds(node, viewer.info, rank) if is_op(node, "Slice") else None
+    return bool(cut) and all(axis == rank - 1 for axis, _, _ in cut or ())
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Decline:
@@ -379,4 +377,4 @@ def _may_lead_on(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     if node.op_type in (*QUANTISING, *QUANTISED):
         return True
     alike = viewer.info.shape(node.outputs[0]) == viewer.info.shape(value)
-    return alike and is_op(node, "Where", "Mul", "Div", "Add", "Sub", "Conv", "Trilu", *NORMALISATIONS)
+    return alike and is_op(node, "Where", *FOUR_OPERATIONS, "Conv", "Trilu", *NORMALISATIONS)

@@ -228,8 +228,9 @@ def _result_content(ctx: Context, op: str, count: int) -> Content | None:
     return content
 
 
+FOUR_OPERATIONS = ("Add", "Sub", "Mul", "Div")
 _BINARY = (
-    *("Add", "Sub", "Mul", "Div", *_COMPARE, "And", "Or", "Xor"),
+    *(*FOUR_OPERATIONS, *_COMPARE, "And", "Or", "Xor"),
     *("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
 )
 _VARIADIC = ("Min", "Max", "Sum", "Mean")
@@ -239,6 +240,8 @@ _ACTIVATIONS = (
     *("Sigmoid", "HardSigmoid", "HardSwish", "Relu", "LeakyRelu", "ThresholdedRelu", "Elu", "Selu", "Celu"),
     *("Softplus", "Softsign", "Mish", "Gelu", "Swish", "Shrink"),
 )
+WRITERS = ("ScatterND", "ScatterElements", "Scatter", "TensorScatter")
+"""Operators that write updates into a tensor."""
 POINTWISE = (
     *(*_BINARY, *_VARIADIC, *_ACTIVATIONS),
     *("Identity", "Cast", "Clip", "Pow", "Mod", "Where", "BitShift"),
@@ -275,7 +278,7 @@ def _unary(ctx: Context) -> Fact:
 
 @rule("Softmax", "LogSoftmax", "Hardmax", "InstanceNormalization", "GroupNormalization", "LpNormalization")
 @rule("LRN", "MeanVarianceNormalization", "CumSum", "Bernoulli")
-@rule("ScatterND", "ScatterElements", "Scatter", "TensorScatter")
+@rule(*WRITERS)
 def _shape_of_first(ctx: Context) -> Fact:
     return Fact(ctx.shape(0), ctx.dtype(0))
 

@@ -92,8 +92,9 @@ def kind_of(dtype: ir.DataType | None) -> type | None:
 
 # -- elements that stay as they are ---------------------------------------------------------------
 
-_PLACES = {"Where": (1, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2)}
-PASSING = (*MOVES, "Split", "Trilu", "Concat", *_PLACES)
+CHOICES = {"Where": (1, 2), "ScatterND": (0, 2), "ScatterElements": (0, 2)}
+"""Operators that choose each element from one of several operands, and the places of these operands."""
+PASSING = (*MOVES, "Split", "Trilu", "Concat", *CHOICES)
 """Operators whose result holds elements of operands, and no other numbers but the zeros of a Trilu. A Scatter may
 combine them instead."""
 
@@ -104,7 +105,7 @@ def passed_on(node: ir.Node) -> list[ir.Value]:
         return []
     if is_op(node, "Concat"):
         return inputs_of(node)
-    given = (input_of(node, place) for place in _PLACES.get(node.op_type, (0,)))
+    given = (input_of(node, place) for place in CHOICES.get(node.op_type, (0,)))
     return without_none(given)
 
 

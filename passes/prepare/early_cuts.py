@@ -55,11 +55,12 @@ from fa_compiler.passes.ir.nodes import (
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.layout.contraction import any_contraction
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, element_source
 from fa_compiler.passes.ops.parts import cut_from, split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-BETWEEN = (*LAYOUT_OPS, "Cast", "Mul", "Div", "Add", "Sub")
+BETWEEN = (*LAYOUT_OPS, "Cast", *FOUR_OPERATIONS)
 LIMIT = 16
 """So many values behind a cut are looked at."""
 

@@ -81,11 +81,12 @@ from fa_compiler.passes.matching.factors import factorings
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import slice_bounds
+from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.parts import concat_of, split_of
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-ABOVE = ("Add", "Sub", "Mul", "Div", "Where", "Cast", "Identity", "Max", "Clip")
+ABOVE = (*FOUR_OPERATIONS, "Where", "Cast", "Identity", "Max", "Clip")
 """Case 1: element-wise steps between the joined scores and the softmax."""
 MAX_STEPS = 8
 FEW_ROWS = 32

@@ -16,7 +16,7 @@ excluded(X, w), the conditions that together exclude where X as a truth value is
         truth table says (truth_table.py)
     6   Cast from or to bool, Identity, Expand
                                     excluded(X, w)
-    7   Unsqueeze, Squeeze, Reshape or Gather that adds or drops the axis of the heads, whose size is 1
+    7   a Gather, or what only regroups dimensions, that adds or drops the axis of the heads, whose size is 1
                                     excluded(X, w)
     8   numbers that are all admitted
                                     no condition
@@ -37,6 +37,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import constant, inputs_of, int_attr, is_op, operand_at, producer, sole
 from fa_compiler.passes.ops.context import Shape, axis_in
+from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.sparse.truth_table import united
 from fa_compiler.passes.values.facts import Facts
 
@@ -153,7 +154,7 @@ def _keeps_order(node: ir.Node | None, shape: Shape) -> bool:
     if is_op(node, "Gather"):
         axis = axis_in(int_attr(node, "axis", 0), len(shape))
         return axis is not None and shape[axis].const == 1
-    return is_op(node, "Unsqueeze", "Squeeze", "Reshape")
+    return is_op(node, *RESHAPES)
 
 
 def _without_heads(shape: Shape, heads: bool) -> Shape | None:
