@@ -46,10 +46,10 @@ def _attention(ctx: Context) -> list[Fact]:
 
 def _present(ctx: Context, new: Shape, index: int) -> Shape | None:
     """The shape of new keys or values behind those of the past, which is input `index` where there is one."""
-    past = ctx.shape(index)
+    past = ctx.shape(index, rank=4)
     if not ctx.has(index):
         return new
-    if past is None or len(past) != 4:
+    if past is None:
         return None
     return with_dims(new, 2, past[2] + new[2])
 

@@ -72,9 +72,10 @@ class Context:
         fact = self.facts[index] if index < len(self.facts) else None
         return UNKNOWN if fact is None else fact
 
-    def shape(self, index: int) -> Shape | None:
-        """The shape of input `index`."""
-        return self.fact(index).shape
+    def shape(self, index: int, rank: int | None = None) -> Shape | None:
+        """The shape of input `index`. With a rank, None for a shape of another rank."""
+        shape = self.fact(index).shape
+        return shape if rank in (None, rank_of(shape)) else None
 
     def dtype(self, index: int) -> ir.DataType | None:
         """The dtype of input `index`."""

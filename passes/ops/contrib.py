@@ -72,9 +72,9 @@ def _swiglu(ctx: Context) -> Fact:
 
 @rule("RMSNormRotary", domain=_DOMAIN)
 def _rms_norm_rotary(ctx: Context) -> list[Fact]:
-    shape = ctx.shape(0)
+    shape = ctx.shape(0, rank=4)
     dtype = ir.DataType.FLOAT16 if ctx.int_attr("output_fp16", 0) else ir.DataType.BFLOAT16
-    if shape is None or len(shape) != 4:
+    if shape is None:
         return [Fact(None, dtype), Fact(None, ir.DataType.FLOAT)]
     batch, tokens, heads, stride = shape
     width, front = stride, (batch, tokens)

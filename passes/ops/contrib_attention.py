@@ -21,27 +21,25 @@ def _multi_head(ctx: Context) -> list[Fact]:
     query, heads, dtype = ctx.shape(0), ctx.int_attr("num_heads", 0), ctx.dtype(0)
     if query is None or len(query) < 3 or heads <= 0:
         return [Fact(None, dtype)] * 3
-    widths = _widths(ctx, query, heads)
+    widths = _widths(ctx, heads)
     if widths is None:
         return [Fact(None, dtype)] * 3
     key, value, new = widths
-    past = ctx.shape(first)
+    past = ctx.shape(first, rank=4)
     presents: list[Shape | None] = [None, None]
     if ctx.has(first + 2):
         presents = [ctx.shape(first), ctx.shape(first + 1)]
-    elif not ctx.has(first) or (past is not None and len(past) == 4):
+    elif past is not None or not ctx.has(first):
         length = _with_past(past, 2, new)
         presents = [(query[0], Dim(heads), length, Dim.floordiv(width, heads)) for width in (key, value)]
     return [Fact((*query[:2], value), dtype), *(Fact(shape, dtype) for shape in presents)]
 
 
-def _widths(ctx: Context, query: Shape, heads: int) -> tuple[Dim, Dim, Dim] | None:
+def _widths(ctx: Context, heads: int) -> tuple[Dim, Dim, Dim] | None:
     """The widths of all heads of key and value, and the number of new keys."""
-    packed = query if not ctx.has(1) else ctx.shape(1)
     if not ctx.has(1) or not ctx.has(2):
-        if packed is None or len(packed) != 5:
-            return None
-        return packed[4] * heads, packed[4] * heads, packed[1]
+        packed = ctx.shape(1 if ctx.has(1) else 0, rank=5)
+        return None if packed is None else (packed[4] * heads, packed[4] * heads, packed[1])
     key, value = ctx.shape(1), ctx.shape(2)
     if key is None or value is None or len(value) != len(key):
         return None
@@ -56,13 +54,13 @@ def _widths(ctx: Context, query: Shape, heads: int) -> tuple[Dim, Dim, Dim] | No
 def _attention(ctx: Context) -> list[Fact]:
     quantised = ctx.node.op_type == "QAttention"
     dtype, past_index = (ctx.dtype(2), 8) if quantised else (ctx.dtype(0), 4)
-    source, heads = ctx.shape(0), ctx.int_attr("num_heads", 0)
+    source, heads = ctx.shape(0, rank=3), ctx.int_attr("num_heads", 0)
     width = _value_width(ctx)
-    if source is None or len(source) != 3 or heads <= 0 or width is None:
+    if source is None or heads <= 0 or width is None:
         return [Fact(None, dtype)] * 2
-    past = ctx.shape(past_index)
+    past = ctx.shape(past_index, rank=5)
     present: Shape | None = None
-    if not ctx.has(past_index) or (past is not None and len(past) == 5):
+    if past is not None or not ctx.has(past_index):
         present = (Dim(2), source[0], Dim(heads), _with_past(past, 3, source[1]), Dim.floordiv(width, heads))
     if ctx.int_attr("past_present_share_buffer", 0):
         present = None
@@ -71,19 +69,17 @@ def _attention(ctx: Context) -> list[Fact]:
 
 def _value_width(ctx: Context) -> Dim | None:
     """The features of the values: the third of `qkv_hidden_sizes`, else a third of the columns of the weights."""
-    sizes, weights = ctx.ints_attr("qkv_hidden_sizes"), ctx.shape(1)
+    sizes, weights = ctx.ints_attr("qkv_hidden_sizes"), ctx.shape(1, rank=2)
     if sizes and any(sizes):
         return Dim(sizes[2])
-    if weights is None or len(weights) != 2:
-        return None
-    return Dim.floordiv(weights[1], 3)
+    return None if weights is None else Dim.floordiv(weights[1], 3)
 
 
 @rule("GroupQueryAttention", domain=_DOMAIN)
 def _group_query(ctx: Context) -> list[Fact]:
-    query, dtype = ctx.shape(0), ctx.dtype(0)
+    query, dtype = ctx.shape(0, rank=3), ctx.dtype(0)
     heads, kv_heads = ctx.int_attr("num_heads", 0), ctx.int_attr("kv_num_heads", 0)
-    if query is None or len(query) != 3 or heads <= 0 or kv_heads <= 0:
+    if query is None or heads <= 0 or kv_heads <= 0:
         return [Fact(None, dtype)] * 3
     packed = not ctx.has(1)
     size = Dim.floordiv(query[2], heads + 2 * kv_heads * packed)
@@ -96,9 +92,9 @@ def _group_query(ctx: Context) -> list[Fact]:
 
 @rule("PagedAttention", "SparsePagedAttention", domain=_DOMAIN)
 def _paged(ctx: Context) -> list[Fact]:
-    query, cache, heads = ctx.shape(0), ctx.shape(3), ctx.int_attr("num_heads", 0)
+    query, cache, heads = ctx.shape(0, rank=2), ctx.shape(3, rank=4), ctx.int_attr("num_heads", 0)
     out: Shape | None = None
-    if query is not None and cache is not None and len(query) == 2 and len(cache) == 4 and heads > 0:
+    if query is not None and cache is not None and heads > 0:
         size = cache[3]
         if (given := ctx.int_attr("v_head_size", 0)) > 0:
             size = Dim(given)
@@ -108,10 +104,10 @@ def _paged(ctx: Context) -> list[Fact]:
 
 @rule("DynamicSparseAttention", domain=_DOMAIN)
 def _dynamic_sparse(ctx: Context) -> list[Fact]:
-    query, past, heads = ctx.shape(0), ctx.shape(3), ctx.int_attr("num_heads", 0)
+    query, past, heads = ctx.shape(0, rank=3), ctx.shape(3, rank=4), ctx.int_attr("num_heads", 0)
     dtype = ir.DataType.BFLOAT16 if ctx.int_attr("output_bf16", 0) else ctx.dtype(0)
     out: Shape | None = None
-    if query is not None and past is not None and len(query) == 3 and len(past) == 4 and heads > 0:
+    if query is not None and past is not None and heads > 0:
         out = (*query[:2], past[3] * heads)
     return [Fact(out, dtype), *(Fact(ctx.shape(index), ctx.dtype(index)) for index in (3, 4))]
 

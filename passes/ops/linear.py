@@ -226,8 +226,8 @@ def _resize(ctx: Context) -> Fact:
 
 @rule("ReorderInput", domain=NCHWC)
 def _to_blocks(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
-    if shape is None or len(shape) != 4:
+    shape = ctx.shape(0, rank=4)
+    if shape is None:
         return Fact(None, ctx.dtype(0))
     height, width = shape[1:3] if ctx.int_attr("channels_last", 0) else shape[2:]
     return Fact((shape[0], Dim.fresh(), height, width), ctx.dtype(0))
@@ -235,8 +235,8 @@ def _to_blocks(ctx: Context) -> Fact:
 
 @rule("ReorderOutput", domain=NCHWC)
 def _from_blocks(ctx: Context) -> Fact:
-    shape, channels = ctx.shape(0), ctx.int_attr("channels", 0)
-    if shape is None or len(shape) != 4 or channels < 1:
+    shape, channels = ctx.shape(0, rank=4), ctx.int_attr("channels", 0)
+    if shape is None or channels < 1:
         return Fact(None, ctx.dtype(0))
     if ctx.int_attr("channels_last", 0):
         return Fact((shape[0], *shape[2:], Dim(channels)), ctx.dtype(0))

@@ -15,8 +15,8 @@ from fa_compiler.passes.ops.context import (
 def _recurrent(ctx: Context) -> list[Fact]:
     """The outputs: all hidden states, the last hidden states and the last cell states. With `layout` 1 the batch comes
     first."""
-    shape, dtype, states = ctx.shape(0), ctx.dtype(0), ctx.shape(2)
-    if shape is None or len(shape) != 3:
+    shape, dtype, states = ctx.shape(0, rank=3), ctx.dtype(0), ctx.shape(2)
+    if shape is None:
         return [Fact(None, dtype)] * len(ctx.node.outputs)
     directions = Dim(1 + (ctx.attr("direction") == "bidirectional"))
     hidden = shape_of_rank(3, states)[2]

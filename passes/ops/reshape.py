@@ -159,9 +159,9 @@ def _transpose(ctx: Context) -> Fact:
 
 @rule("DepthToSpace", "SpaceToDepth")
 def _depth(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
+    shape = ctx.shape(0, rank=4)
     block = ctx.int_attr("blocksize", 1)
-    if shape is None or len(shape) != 4:
+    if shape is None:
         return Fact(None, ctx.dtype(0))
     batch, depth, height, width = shape
     if ctx.node.op_type == "DepthToSpace":
