@@ -17,6 +17,8 @@ rank's own tokens only.
                                                      also softmax_max and softmax_sum, if a gradient reads them
     SequenceGradient   those of its gradient         dq, dk and dv of the rank's own tokens
     CacheAttention     those of FlashAttentionScore  attention_out, whole, of whole queries to the keys of all ranks
+    SequenceStates     those of FlashLinearAttention the output of the rank's own tokens, and present_state, whole
+    SequenceTails      those of ShortConvolution     the output of the rank's own tokens, and present_state, whole
 
 TokenExtremes has the `reduction` max or min. Its dimension `axis` has the tokens alone, in front of others (`inner` 0)
 or behind them (`inner` 1), and has the others alone in the result. So ReduceMax of the result along this dimension is
@@ -38,6 +40,9 @@ What they make of the parts' numbers, so that the result is that of one process:
     CacheAttention     all ranks gather             rounded once a part         the same; if no rank has a key and the
                                                                                 row is not 0, all ranks gather
     SequenceGradient   as sums have them            added in float32            rows without a key reach all keys
+    SequenceStates     all ranks gather             states are float32 between  there are none
+                                                    the ranks
+    SequenceTails      travel as they are           travel as they are          there are none
 
 SequenceAttention has the attributes of FlashAttentionScore and `method`, SequenceGradient those of
 FlashAttentionScoreGrad and the `method` of its attention, which is gather or ring. query, key, value, dy and
@@ -46,6 +51,9 @@ next_tockens limit the keys even if there is no atten_mask: row i attends key j 
 next_tockens, where i and j are positions in the whole sequence. A bias or mask has the keys of the whole sequence as
 columns. Its rows are the rank's own, or with the method all-to-all those of the whole sequence; a size of 1 is
 repeated.
+
+SequenceStates and SequenceTails have the attributes of their operators. The states and the weights are whole, and
+everything else holds the rank's own tokens.
 
 A model that decodes with caches has another sequence: that of the keys. Its first tokens are the past, whose keys the
 caches hold; the new tokens follow. A SequencePart without an input is that of the past. With an input, int64 [1], it is
@@ -78,6 +86,18 @@ SELECT_TOKENS = "SelectTokens"
 SEQUENCE_ATTENTION = "SequenceAttention"
 CACHE_ATTENTION = "CacheAttention"
 SEQUENCE_GRADIENT = "SequenceGradient"
+SEQUENCE_STATES = "SequenceStates"
+SEQUENCE_TAILS = "SequenceTails"
+SPECS = {
+    SEQUENCE_ATTENTION: "FlashAttentionScore",
+    CACHE_ATTENTION: "FlashAttentionScore",
+    SEQUENCE_GRADIENT: "FlashAttentionScoreGrad",
+    SEQUENCE_STATES: "FlashLinearAttention",
+    SEQUENCE_TAILS: "ShortConvolution",
+}
+"""The operator whose inputs and attributes each of these has."""
+STATE_OUTPUTS = ("output", "present_state")
+"""The outputs of SequenceStates and SequenceTails. The second one is there if it is read."""
 STATISTICS = ("softmax_max", "softmax_sum")
 FORWARD_OUTPUTS = ("attention_out", *STATISTICS)
 """The outputs of SequenceAttention. The last two are there if a gradient reads them."""

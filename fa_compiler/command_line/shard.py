@@ -36,6 +36,7 @@ def shard(args: argparse.Namespace) -> int:
 def _print(result: Sharded) -> None:
     report = result.report
     _print_methods(report)
+    _print_handed(report)
     for what, axes in (("input", report.inputs), ("output", report.outputs)):
         for name, axis in axes.items():
             where = "whole on every rank" if axis is None else f"in parts along dimension {axis}"
@@ -64,6 +65,16 @@ def _print_methods(report: ShardReport) -> None:
     if rows:
         print_table(("attention", "method", MERGE, "caches of a rank"), rows)
         print(f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches")
+
+
+def _print_handed(report: ShardReport) -> None:
+    rows = [
+        (printable(each.name), f"{each.sent(report.order, report.ranks, report.batch) / (1 << 20):.2f}")
+        for each in report.handed
+    ]
+    if rows:
+        print_table(("linear attention or convolution", "sent"), rows)
+        print("the MiB of states, or of tokens in front of a window, that a rank sends, whatever the length is")
 
 
 def _told(choice: Choice, methods: Sequence[str]) -> tuple[str, ...]:

@@ -31,9 +31,18 @@ from fa_compiler.op_registry.collectives import (
     SEQUENCE_ATTENTION,
     SEQUENCE_GRADIENT,
     SEQUENCE_PART,
+    SEQUENCE_STATES,
+    SEQUENCE_TAILS,
+    SPECS,
     TOKEN_EXTREMES,
 )
 from fa_compiler.protos.subgraphs import all_nodes, graphs_of
+
+_KNOWN = (
+    *(ALL_GATHER, TOKEN_EXTREMES, SELECT_TOKENS, SEQUENCE_PART),
+    *(CACHE_ATTENTION, SEQUENCE_STATES, SEQUENCE_TAILS),
+)
+"""The collectives that are known with any attributes."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +77,8 @@ class Collective:
 
     @property
     def named_inputs(self) -> dict[str, str]:
-        """The inputs of an attention or its gradient by their names in the prototype of FlashAttentionScore or
-        FlashAttentionScoreGrad."""
-        spec = get("FlashAttentionScoreGrad" if self.op_type == SEQUENCE_GRADIENT else "FlashAttentionScore")
+        """The inputs by their names in the prototype of the operator that all ranks compute together."""
+        spec = get(SPECS[self.op_type])
         return {entry: name for entry, name in zip(spec.input_names, self.inputs, strict=False) if name}
 
 
@@ -190,7 +198,7 @@ def _collective(node: onnx.NodeProto, name: str) -> Collective:
     attrs = {attr.name: onnx.helper.get_attribute_value(attr) for attr in node.attribute}
     attrs = {key: value.decode() if isinstance(value, bytes) else value for key, value in attrs.items()}
     known = (
-        node.op_type in (ALL_GATHER, TOKEN_EXTREMES, SELECT_TOKENS, SEQUENCE_PART, CACHE_ATTENTION)
+        node.op_type in _KNOWN
         or (node.op_type == ALL_REDUCE and "reduction" not in attrs)
         or (node.op_type == SEQUENCE_ATTENTION and attrs.get("method") in METHODS)
         or (node.op_type == SEQUENCE_GRADIENT and attrs.get("method") in (GATHER, RING))

@@ -20,9 +20,10 @@ from fa_compiler.parallel.cores import threads_of_rank
 from fa_compiler.parallel.methods import sequence_attention, sequence_gradient
 from fa_compiler.parallel.parts import Parts, divided, extremes, gathered, reduced, regrouped, selected
 from fa_compiler.parallel.segments import Collective, Record, Segment, plan_of, record_of
+from fa_compiler.parallel.states import sequence_states, sequence_tails
 from fa_compiler.running.runtime import Session
 
-ATTENTIONS = (collectives.SEQUENCE_ATTENTION, collectives.SEQUENCE_GRADIENT, collectives.CACHE_ATTENTION)
+STATES = {collectives.SEQUENCE_STATES: sequence_states, collectives.SEQUENCE_TAILS: sequence_tails}
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ class ShardedSession:
 
     def _collective(self, step: Collective, parts: Parts, values: Mapping[str, Array]) -> list[Array]:
         communicator = self.communicator
-        if step.op_type in ATTENTIONS:
+        if step.op_type in collectives.SPECS:
             inputs = {name: values[value] for name, value in step.named_inputs.items()}
             try:
                 with taking_turns(self._threads):
@@ -256,6 +257,9 @@ class ShardedSession:
             return [cache_attention(self.communicator, parts, step.attrs, inputs)]
         if step.op_type == collectives.SEQUENCE_GRADIENT:
             return sequence_gradient(self.communicator, parts, step.attrs, inputs)
+        if (by_states := STATES.get(step.op_type)) is not None:
+            made = collectives.STATE_OUTPUTS[: len(step.outputs)]
+            return by_states(self.communicator, parts, step.attrs, inputs, made)
         wanted = collectives.FORWARD_OUTPUTS[: len(step.outputs)]
         return sequence_attention(self.communicator, parts, step.attrs, inputs, wanted)
 

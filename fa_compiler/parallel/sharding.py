@@ -63,6 +63,10 @@ def report_json(report: ShardReport) -> dict[str, Any]:
         "tokens_of_the_cost_model": report.length,
         "machine": asdict(report.machine),
         "attentions": [_attention_json(choice) for choice in report.choices],
+        "linear_layers": [
+            {"node": each.name, "bytes_sent_by_a_rank": each.sent(report.order, report.ranks, report.batch)}
+            for each in report.handed
+        ],
     }
 
 

@@ -54,7 +54,7 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
     if get(node.op_type).output_names[output] != "attention_out":
         raise Refusal("its statistics are read", node)
     axis = _axis(node)
-    inputs, full = _operands(node)
+    inputs, full = operands_of(node)
     _check_kind(node, inputs, full, TAKEN)
     for name in KEYS:
         if name in inputs and sharder.shape(inputs[name], node)[axis] != sharder.length:
@@ -72,7 +72,7 @@ def cached_attention(sharder: CacheSharder, node: ir.Node, output: int) -> ir.Va
     changed = {**full, "sparse_mode": mode, "pre_tockens": pre, "next_tockens": after}
     sharder.choices.append(choice)
     names = collectives.FORWARD_OUTPUTS[:1]
-    return _add_attention(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
+    return add_collective(sharder, node, collectives.CACHE_ATTENTION, forms, changed, names).outputs[0]
 
 
 @local_rule("FlashAttentionScore")
@@ -86,7 +86,7 @@ def attention(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
 
 def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     spec = get(node.op_type)
-    inputs, full = _operands(node)
+    inputs, full = operands_of(node)
     _check(sharder, node, inputs, full, TAKEN)
     pre, after = _band(sharder, node, inputs, full)
     outputs = dict(zip(spec.output_names, node.outputs, strict=False))
@@ -101,7 +101,7 @@ def _forward(sharder: Sharder, node: ir.Node) -> ir.Node:
     if not read:
         names = names[:1]
     sharder.choices.append(choice)
-    return _add_attention(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
+    return add_collective(sharder, node, collectives.SEQUENCE_ATTENTION, forms, changed, names)
 
 
 def _choice(sharder: Sharder, node: ir.Node, sizes: AttentionSizes) -> Choice:
@@ -130,7 +130,7 @@ def gradient(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.V
 
 
 def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
-    inputs, full = _operands(node)
+    inputs, full = operands_of(node)
     _check(sharder, node, inputs, full, GRADIENT_TAKEN)
     for name in (*STATISTICS, "attention_in"):
         if name not in inputs:
@@ -142,10 +142,10 @@ def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
     if maker is not None and (forward := sharder.attentions.get(maker)) is not None:
         method = text_attr(forward, "method", method)
     changed = {**full, "sparse_mode": 0, "pre_tockens": pre, "next_tockens": after, "method": method}
-    return _add_attention(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
+    return add_collective(sharder, node, collectives.SEQUENCE_GRADIENT, forms, changed, collectives.GRADIENT_OUTPUTS)
 
 
-def _operands(node: ir.Node) -> tuple[dict[str, ir.Value], dict[str, Any]]:
+def operands_of(node: ir.Node) -> tuple[dict[str, ir.Value], dict[str, Any]]:
     """The inputs that a node has, and all its attributes, by name."""
     spec = get(node.op_type)
     attrs = {name: attr.value for name, attr in node.attributes.items()}
@@ -171,7 +171,7 @@ def _forms(
     return forms
 
 
-def _add_attention(
+def add_collective(
     sharder: Sharder,
     node: ir.Node,
     op_type: str,

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, MERGE, METHODS, RING
+from fa_compiler.op_registry.collectives import ALL_TO_ALL, GATHER, MERGE, METHODS, RING, chunk_numbers
 from fa_compiler.passes.answer.option import told
 
 MOST_GATHERED = 256 << 20
@@ -87,6 +87,18 @@ class Choice:
     seconds: Mapping[str, float]
     refused: Mapping[str, str]
     held: int | None = None
+
+
+@dataclass(frozen=True)
+class Handed:
+    """What the ranks hand on for one node: `bytes` for each chunk of the sequence and each sequence of the batch."""
+
+    name: str
+    bytes: int
+
+    def sent(self, order: str, ranks: int, batch: int) -> int:
+        """The bytes that a rank sends: those of its chunks, to every other rank."""
+        return (ranks - 1) * len(chunk_numbers(order, ranks, 0)) * batch * self.bytes
 
 
 def bytes_sent(method: str, sizes: AttentionSizes, ranks: int, length: int, batch: int) -> int:

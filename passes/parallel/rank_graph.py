@@ -82,6 +82,8 @@ def _results(emit: RankEmitter, node: ir.Node) -> list[ir.Value]:
     if node.op_type == collectives.SEQUENCE_PART:
         own = rank.positions(rank.number)
         return [emit.constant(own, "positions"), emit.ints([rank.length]), emit.ints([len(own)])]
+    if node.op_type in (collectives.SEQUENCE_STATES, collectives.SEQUENCE_TAILS):
+        raise Refusal("what the ranks hand on for it has no form for the graph of one rank", node)
     if node.op_type == collectives.SEQUENCE_GRADIENT or len(node.outputs) > 1:
         raise Refusal("its gradient has no form for the graph of one rank", node)
     if node.op_type == collectives.SEQUENCE_ATTENTION:

@@ -28,17 +28,18 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.ops.parts import concat_of
-from fa_compiler.passes.parallel import attention_rule, local_rules, move_rules
+from fa_compiler.passes.parallel import attention_rule, linear_rule, local_rules, move_rules
 from fa_compiler.passes.parallel.caches import CacheSharder, Joined, PromptSharder, joined_caches
-from fa_compiler.passes.parallel.methods import Choice, Machine, choose
+from fa_compiler.passes.parallel.methods import Choice, Handed, Machine, choose
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import Sharder
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
-RULES = (attention_rule, local_rules, move_rules)
+RULES = (attention_rule, linear_rule, local_rules, move_rules)
 """The modules that enter rules when they are imported."""
 
+LINEAR = "FlashLinearAttention"
 _DEPTH = 1_000_000
 """The depth of calls while a graph is made: a chain of nodes is as many calls deep as it is long."""
 
@@ -50,7 +51,8 @@ class ShardReport:
     `inputs` and `outputs` give the dimension of the sequence, None for a tensor that is whole on every rank. `gathered`
     are the inputs of which every rank gets all tokens. `caches` gives for each input that is a cache the output that
     has it with the new tokens; it is empty for a model that does not decode. `length` is the number of tokens that the
-    cost model took.
+    cost model took, and `batch` that of the sequences. `handed` are the layers of which the ranks hand on states or
+    tokens.
     """
 
     ranks: int
@@ -62,6 +64,8 @@ class ShardReport:
     gathered: tuple[str, ...]
     caches: Mapping[str, str] = field(default_factory=dict)
     machine: Machine = field(default_factory=Machine)
+    batch: int = 1
+    handed: tuple[Handed, ...] = ()
 
 
 def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardReport]:
@@ -94,9 +98,11 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
         inputs=axes_of["inputs"],
         outputs=axes_of["outputs"],
         choices=tuple(sharder.choices),
+        handed=tuple(sharder.handed),
         gathered=_gathered(result.graph),
         caches=presents,
         machine=options.machine,
+        batch=options.batch,
     )
 
 
@@ -275,12 +281,7 @@ def _tokens(length: Dim, axes: Mapping[str, int], options: ParallelOptions) -> i
 
 def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
     """The length of the queries of most attentions."""
-    lengths: Counter[Dim] = Counter()
-    for node in _attentions(graph):
-        axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
-        shape = info.shape(operand_at(node, 0))
-        if axis is not None and shape is not None:
-            lengths[shape[axis]] += 1
+    lengths = _lengths(graph, info)
     if not lengths:
         for node in all_nodes(graph):
             if node.domain == DOMAIN:
@@ -293,6 +294,15 @@ def _length_of_attentions(graph: ir.Graph, info: ShapeInfo) -> Dim:
             None,
         )
     return lengths.most_common(1)[0][0]
+
+
+def _lengths(graph: ir.Graph, info: ShapeInfo) -> Counter[Dim]:
+    """How many attentions have queries of each length; without an attention by a softmax, those by states."""
+    axes = {node: SEQUENCE_AXIS.get(text_attr(node, "input_layout", "")) for node in _attentions(graph)}
+    if not axes:
+        axes = {node: 1 for node in graph if node.domain == DOMAIN and node.op_type == LINEAR}
+    shapes = ((info.shape(operand_at(node, 0)), axis) for node, axis in axes.items())
+    return Counter(shape[axis] for shape, axis in shapes if shape is not None and axis is not None)
 
 
 def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:

@@ -27,7 +27,7 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import collectives
+from fa_compiler.op_registry import DOMAIN, collectives
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.emit.operators import AttrValue, Operators
@@ -46,7 +46,7 @@ from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.context import Known, Shape
 from fa_compiler.passes.ops.elementwise import drops_nothing
 from fa_compiler.passes.ops.parts import Parts
-from fa_compiler.passes.parallel.methods import AttentionSizes, Choice
+from fa_compiler.passes.parallel.methods import AttentionSizes, Choice, Handed
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -60,7 +60,7 @@ CIRCLE = Refusal("it mixes the sequence", None)
 HEAVY = frozenset(
     {
         *("MatMul", "Gemm", "Einsum", "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
-        "FlashAttentionScoreGrad",
+        *("FlashAttentionScoreGrad", "FlashLinearAttention", "ShortConvolution"),
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
         *("SkipSimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization", "Attention"),
     }
@@ -116,8 +116,9 @@ class Sharder(Operators):
         self.graph, self.info, self.length, self.axes = graph, info, length, axes
         self.ranks, self.choose = ranks, choose
         self.choices: list[Choice] = []
+        self.handed: list[Handed] = []
         self.attentions: dict[ir.Node, ir.Node] = {}
-        """The SequenceAttention, SequenceGradient or CacheAttention that was made for a node."""
+        """The operator of all ranks that was made for a node of ours."""
         self.names = Names({name for output in graph.outputs if (name := output.name) and not output.is_graph_input()})
         self.nodes: list[ir.Node] = []
         self.initializers: dict[str, ir.Value] = {}
@@ -238,7 +239,7 @@ class Sharder(Operators):
 
     def collapsing_rule(self, node: ir.Node) -> WholeRule | None:
         """The rule that makes the whole form of a node's results from local forms; None if there is none."""
-        if node.domain not in STANDARD:
+        if node.domain not in (*STANDARD, DOMAIN):
             return None
         return COLLAPSING_RULES.get(node.op_type)
 
@@ -376,7 +377,7 @@ class Sharder(Operators):
                 return self.inputs[value]
             return self.take(value, place, reader)
         rule = LOCAL_RULES.get(node.op_type)
-        if rule is None or node.domain not in (*STANDARD, "com.microsoft", "ascend"):
+        if rule is None or node.domain not in (*STANDARD, "com.microsoft", DOMAIN):
             first = Refusal("it is not known how the operator treats the sequence", node)
         elif (unknown := unknown_part(node)) is not None:
             first = Refusal(f"it has {unknown}, and what it means is not known here", node)
