@@ -375,6 +375,8 @@ class DecodingSession:
         if array.dtype.kind in "OUS":
             hint = "; it has to hold numbers, in rows of one length" if isinstance(given, (list, tuple)) else ""
             raise InputError(f"{where}: '{name}' is {_type(given)}, of which no array of numbers can be made{hint}")
+        if not array.size and isinstance(given, (list, tuple)):  # an empty list has no type of its own
+            array = array.astype(_numpy_type(self._inputs[name]))
         return typed(where, name, array, self._inputs[name])
 
     def _sizes(self, feeds: Mapping[str, Array]) -> tuple[int, int]:

@@ -42,3 +42,8 @@ class Diagnostic:
     def __str__(self) -> str:
         """The message, behind the number of the rule and the status. What every operator demands has no number."""
         return self.message if self.constraint == GENERIC else f"{self.constraint} ({self.code}): {self.message}"
+
+    def refusal(self, target: str) -> str:
+        """What stands behind the name of the node in a sentence, such as "breaks FA.11 for A2: ..."."""
+        verb = f"is refused by {target}" if self.constraint == GENERIC else f"breaks {self.constraint} for {target}"
+        return f"{verb}: {self.message}"

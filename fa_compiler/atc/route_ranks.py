@@ -203,8 +203,8 @@ def _verify(job: Job, model: ir.Model) -> None:
     for node in registry_nodes(model):
         for broken in op_registry.verify(node_view(node, info), soc, cann):
             raise InputError(
-                f"{job.loaded.name}: on a rank, {node.op_type} {node.name!r} breaks {broken.constraint} for {soc}: "
-                f"{broken.message}; try another --method or another number of ranks"
+                f"{job.loaded.name}: on a rank, {node.op_type} {node.name!r} {broken.refusal(soc)}; try another "
+                "--method or another number of ranks"
             )
 
 

@@ -66,7 +66,7 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str |
         for violation in op_registry.verify(node_view(node, info), target, cann):
             if target == "ort" and violation.extension is not None:
                 continue
-            broken = f"breaks {violation.constraint} for {target}: {violation.message}"
+            broken = violation.refusal(target)
             if id(node) in old:
                 raise InputError(
                     f"the model is fused already, and not for {target}: node '{node.name}' {broken}; start from the "

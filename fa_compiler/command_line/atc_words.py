@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-SET = ("framework", "input_format", "mode", "model", "singleop")
+SET = ("framework", "input_format", "mode")
 INSTEAD = {
     "precision_mode": "--precision",
     "precision_mode_v2": "--precision",
     "dynamic_batch_size": "--dynamic-dims",
     "dynamic_image_size": "--dynamic-dims",
     "input_shape_range": "--input-shape",
+    "singleop": "the command fa-compiler single-op",
 }
 PASSED = (
     *("atomic_clean_policy", "buffer_optimize", "check_report", "compression_optimize_conf", "customize_dtypes"),

@@ -43,6 +43,12 @@ _SILENT = logging.NullHandler()
 _FILES = ("output", "outputs", "report", "html", "graph")
 """The arguments that name a file to write."""
 
+_OF_MODELS = ("--input", "--input-model", "--model-path", "--in", "--onnx", "--file", "-i", "-m")
+"""How other programs call the argument for the model, besides its name here."""
+
+_CLOSE = 0.7
+"""How much of its letters a word shares with the option for which it may stand."""
+
 _FAULT = "--strict: an attention is not fused"
 """What the exit code 1 of the commands with --strict means."""
 
@@ -84,29 +90,44 @@ class _Parser(argparse.ArgumentParser):
     """Prints a usage error as one line and exits with code 2. A word close to a command is corrected in it."""
 
     commands: Mapping[str, _Parser] = {}
+    """The commands below this one."""
+    siblings: Mapping[str, _Parser] = {}
+    """The commands beside this one, with itself."""
 
-    def unknown(self, word: str, others: Mapping[str, _Parser] | None = None) -> NoReturn:
-        """End with the error of a word that the command does not know. One of the `others` may know it."""
-        known = [option for action in self._actions for option in action.option_strings]
+    def unknown(self, word: str) -> NoReturn:
+        """End with the error of a word that the command does not know. Another one may know it."""
         name = word.partition("=")[0]
-        dashes = name.replace("_", "-")
-        if dashes in known:
-            self.error(f"unknown argument {word!r}, did you mean {dashes}? Options here have '-' and not '_'")
         if self.prog.endswith(" atc") and (advice := atc_words.told(word)):
             self.error(f"unknown argument {word!r}: {advice}")
-        close = difflib.get_close_matches(name, known, n=1)
-        if close:
-            self.error(f"unknown argument {word!r}, did you mean {close[0]}?")
-        owners = [each for each, parser in (others or {}).items() if name in parser._option_string_actions]
+        if (option := self._meant(name)) is not None:
+            hint = "? Options here have '-' and not '_'" if option == name.replace("_", "-") else "?"
+            self.error(f"unknown argument {word!r}, did you mean {option}{hint}")
+        places = {action.dest: action.metavar for action in self._actions if not action.option_strings}
+        stem = "model" if name in _OF_MODELS else name.lstrip("-")
+        if name.startswith("-") and stem in places:
+            self.error(f"unknown argument {word!r}: {places[stem]} stands without an option in front of it")
+        owners = [each for each, parser in self.siblings.items() if name in parser._option_string_actions]
         self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))
 
+    def _meant(self, name: str) -> str | None:
+        """The option that an unknown name may stand for: the same word, one that begins alike, or a near one."""
+        if not name.startswith("-"):
+            return None
+        word = name.replace("_", "-").lstrip("-")
+        stems = {option.lstrip("-"): option for option in self._option_string_actions}
+        if word in stems:
+            return stems[word]
+        starts = [stem for stem in stems if _is_start(stem, word) or _is_start(word, stem)]
+        close = starts or difflib.get_close_matches(word, stems, n=1, cutoff=_CLOSE)
+        return stems[close[0]] if close else None
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it; but options in ATC's spelling (--soc_version) are named before required options, which
-        they stand for, are missed."""
-        known = {option for action in self._actions for option in action.option_strings}
-        for word in takewhile(lambda word: word != "--", args or ()):
+        """As argparse does it; but an unknown option is named before what is missed because of it."""
+        known = self._option_string_actions
+        for word in takewhile(lambda word: word != "--", () if self.commands else args or ()):
             name = word.partition("=")[0]
-            if name.startswith("--") and name not in known and name.replace("_", "-") in known:
+            is_option = name.startswith("--") or name in _OF_MODELS or f"-{name}" in known
+            if is_option and name not in known:
                 self.unknown(word)
         return super().parse_known_args(args, namespace)
 
@@ -120,6 +141,11 @@ class _Parser(argparse.ArgumentParser):
             known = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
             message = f"unknown command {word[1]!r}: {known}"
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
+
+
+def _is_start(short: str, word: str) -> bool:
+    """Is a word the beginning of another one, of more than two letters?"""
+    return len(short) > 2 and word.startswith(short)
 
 
 def _in_words(message: str) -> str:
@@ -171,7 +197,7 @@ if TYPE_CHECKING:
 
 
 def _command(commands: _Commands, name: str, text: str, examples: str = "", ends: str = _ends()) -> _Parser:
-    return commands.add_parser(
+    command = commands.add_parser(
         name,
         help=text,
         description=f"{text[0].upper()}{text[1:]}.",
@@ -179,6 +205,8 @@ def _command(commands: _Commands, name: str, text: str, examples: str = "", ends
         formatter_class=_Help,
         allow_abbrev=False,
     )
+    command.siblings = commands.choices
+    return command
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
@@ -308,7 +336,8 @@ def _add_run(commands: _Commands) -> None:
         metavar="N",
         type=int,
         default=0,
-        help="threads of ONNX Runtime (default: one for each core; the ranks of one machine share its cores equally)",
+        help="threads of ONNX Runtime, at most one for each core (default: so many; the ranks of one machine share its "
+        "cores equally)",
     )
     add_shared(command, "quiet")
     command.add_argument(
@@ -528,7 +557,7 @@ def _run(argv: Sequence[str] | None) -> int:
             return BAD_INPUT
         args, others = top.parse_known_args(argv)
         if others:
-            top.commands[args.command].unknown(others[0], top.commands)
+            top.commands[args.command].unknown(others[0])
         args.words = sys.argv[1:] if argv is None else list(argv)  # a page tells how it was made
         module, _, function = args.run.partition(".")
         with _text_beside(args):

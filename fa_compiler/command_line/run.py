@@ -10,6 +10,7 @@ from pathlib import Path
 
 from fa_compiler.command_line.exit_codes import BAD_INPUT, INTERNAL, INTERRUPTED, OK
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.measuring.options import check_threads
 from fa_compiler.model_files.reading import LoadedModel, load
 from fa_compiler.parallel.communicator import Alone, Communicator
 from fa_compiler.parallel.mpi import communicator, launched_ranks
@@ -24,6 +25,7 @@ def run(args: argparse.Namespace) -> int:
     """Run a model on the inputs of a file, or on random ones, and write its outputs to another file."""
     if args.threads < 0:
         raise InputError(f"--threads {args.threads}: give a number of threads, or 0 for ONNX Runtime's default")
+    check_threads(args.threads)
     ranks = launched_ranks()
     own: Communicator = communicator(args.timeout) if ranks > 1 else Alone()
     with _ended_together(own):

@@ -20,7 +20,7 @@ from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError
 from fa_compiler.measuring.figures import BenchInterrupted, Benchmark, Measure
 from fa_compiler.measuring.limits import is_out_of_memory, largest_length
-from fa_compiler.measuring.options import CACHED, LENGTHS, BenchKeywords, BenchOptions
+from fa_compiler.measuring.options import CACHED, LENGTHS, BenchKeywords, BenchOptions, check_threads
 from fa_compiler.measuring.runs import Runs
 from fa_compiler.measuring.steps import Steps
 from fa_compiler.model_files.reading import ModelLike
@@ -99,6 +99,7 @@ def _checked(options: BenchOptions) -> BenchOptions:
     whole = all(isinstance(number, Integral) for number in numbers)
     if len(numbers) < 2 or not whole or min(numbers) < 1 or (options.threads is not None and options.threads < 1):
         raise InputError("lengths, batch and threads are numbers from 1 upwards")
+    check_threads(options.threads)
     if not options.seconds > 0:
         raise InputError("seconds is a number above 0")
     return options

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TypedDict
 
+from fa_compiler.errors import InputError
 from fa_compiler.passes.answer.option import told
 
 LENGTHS = (128, 512, 2048)
@@ -28,6 +30,16 @@ def positive(text: str) -> float:
     if not 0.0 < value < float("inf"):
         raise ValueError(f"{text} is not a number above 0")
     return value
+
+
+def check_threads(threads: int | None) -> None:
+    """Raise InputError for more threads than this machine has cores: they would wait for each other."""
+    cores = os.cpu_count()
+    if threads is not None and cores is not None and threads > cores:
+        raise InputError(
+            f"{threads} threads are more than this machine's {cores} core{'s' if cores > 1 else ''}, and would only "
+            "wait for each other"
+        )
 
 
 def _number(text: str) -> float:
@@ -62,7 +74,10 @@ class BenchOptions:
     )
     batch: int = field(default=1, metadata=told("size of a dynamic batch (default 1)", metavar="N"))
     threads: int | None = field(
-        default=None, metadata=told("threads of ONNX Runtime (default: its own)", metavar="N", kind=int)
+        default=None,
+        metadata=told(
+            "threads of ONNX Runtime, at most one for each core (default: its own number)", metavar="N", kind=int
+        ),
     )
     seconds: float = field(
         default=4.0, metadata=told("how long both models run at each length (default 4)", metavar="S", kind=positive)

@@ -288,8 +288,7 @@ class _Fuser:
         options = self.facts.options
         broken = next(iter(verify(node_view(node, self.facts.info), options.platform, options.cann)), None)
         if broken is not None:
-            reason = f"{node.op_type} breaks {broken.constraint} for {options.platform}: {broken.message}"
-            raise Decline(Code.ILLEGAL, reason, anchor, "")
+            raise Decline(Code.ILLEGAL, f"{node.op_type} {broken.refusal(options.platform)}", anchor, "")
         self._expect_plugin(node, anchor)
         name, op = label(anchor) or "", node.op_type
         self.builder.graph.append(node)

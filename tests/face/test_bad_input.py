@@ -400,6 +400,32 @@ USAGE = {
         ["inspect", "MODEL", "--verify"],
         "unknown argument '--verify': it is an option of optimize; see 'fa-compiler inspect --help'",
     ),
+    "the model behind an option": (
+        ["optimize", "--input", "MODEL", "-o", "OUT"],
+        "unknown argument '--input': IN.onnx stands without an option in front of it",
+    ),
+    "the model behind the option of ATC": (
+        ["atc", "--model=MODEL", "-o", "OUT", "--soc-version", "Ascend910B2"],
+        "unknown argument '--model=MODEL': IN.onnx stands without an option in front of it",
+    ),
+    "a model behind its name in the help": (
+        ["verify", "--original", "MODEL", "--other", "MODEL"],
+        "unknown argument '--original': A.onnx stands without an option in front of it",
+    ),
+    "the beginning of an option": (["optimize", "MODEL", "--out", "OUT"], "'--out', did you mean --output?"),
+    "an option with more behind it": (
+        ["optimize", "MODEL", "-o", "OUT", "--opset-version", "20"],
+        "'--opset-version', did you mean --opset?",
+    ),
+    "one dash in the place of two": (["optimize", "MODEL", "-output", "OUT"], "'-output', did you mean --output?"),
+    "a misspelt option that is required": (
+        ["shard", "MODEL", "-o", "OUT", "--sequence-parallell", "2"],
+        "'--sequence-parallell', did you mean --sequence-parallel?",
+    ),
+    "more threads than cores": (
+        ["run", "MODEL", "--threads", "100000"],
+        "100000 threads are more than this machine's ",
+    ),
     "an option in the place of a command": (["version"], "unknown command 'version': did you mean '--version'?"),
     "bodies of another target": (
         ["optimize", "MODEL", "-o", "OUT", "--target", "onnx", "--no-bodies"],

@@ -270,6 +270,7 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--lengths", "1,a"], "--lengths '1,a' is not of the form 128,512,2048"),
         (["--lengths", "0"], "lengths, batch and threads are numbers from 1 upwards"),
         (["--batch", "-1"], "lengths, batch and threads are numbers from 1 upwards"),
+        (["--threads", "100000"], "100000 threads are more than this machine's "),
         (["--seconds", "0"], "0 is not a number above 0"),
         (["--in-place-caches"], "give --decode, in Python decode=True"),
         (["--decode"], "has no caches"),

@@ -394,6 +394,8 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"attention_mask": [1] * 3}, r"'attention_mask' has the shape \[3\], and .* takes \[batch, total\]"),
         ({"position_ids": [[2, 3]]}, r"'position_ids' has the shape \[1, 2\]; with .* it has \[1, 1\]"),
         ({"input_ids": np.zeros((1, 0), np.int64)}, "the step has no tokens"),
+        ({"input_ids": [[]]}, "the step has no tokens"),
+        ({"input_ids": []}, r"the input 'input_ids' has the shape \[0\], and .* takes \[batch, seq\]"),
         ({"input_ids": [[1], [2]]}, "the caches have a batch of 1, and the step has one of 2; reset"),
         ({"input_ids": [[10**6]]}, "'input_ids' holds 1000000, and .* knows the numbers up to 98"),
         ({"input_ids": [[-100]]}, "'input_ids' holds -100, and .* knows the numbers from -99 upwards"),

@@ -33,6 +33,8 @@ def test_a_missing_required_input_is_a_null_pointer(name: str) -> None:
         inputs = {key: value for key, value in node.inputs.items() if key != missing}
         found = verify(NodeView(name, "node", inputs, {}, node.attrs))
         assert ("G0", 161001, missing) in [(v.constraint, v.code, v.tensor) for v in found]
+        refusals = [v.refusal("A2") for v in found if v.constraint == "G0"]
+        assert f"is refused by A2: the required input {missing} is absent" in refusals
 
 
 def test_a_missing_required_attribute_is_a_null_pointer() -> None:
