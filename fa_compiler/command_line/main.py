@@ -399,6 +399,7 @@ def _add_plan(commands: _Commands) -> None:
         help="the optimisation level of the program's sessions (default all, as in ONNX Runtime)",
     )
     completed(level, ("all", "extended", "basic", "disabled"))
+    add_options(command, Options, "assume")
     add_shared(command, "strict", "explain", "quiet")
     command.set_defaults(run="models.plan")
 

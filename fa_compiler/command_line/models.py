@@ -100,7 +100,7 @@ def plan(args: argparse.Namespace) -> int:
     """Write a plan for the execution provider."""
     from fa_compiler.provider.plan import plan as write_plan
 
-    report = write_plan(args.model, args.output, args.level)
+    report = write_plan(args.model, args.output, args.level, **given(args, Options))
     if not args.quiet:
         from fa_compiler.command_line.render import print_report
 

@@ -22,7 +22,7 @@ import onnxruntime as ort
 
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import custom_ops_library, have_custom_ops
-from fa_compiler.passes import Report
+from fa_compiler.passes import Options, Report
 from fa_compiler.provider.matching import Replacement, replacement
 from fa_compiler.provider.plan_file import entry
 
@@ -86,9 +86,10 @@ class Overheard:
 
     `reports` are those of the graphs that it saw, and `failures` say why a session runs without fused attention.
     `interrupted` says that the user ended the matcher. `entries` are the answers as a plan holds them, if
-    `keeps_entries`.
+    `keeps_entries`. The matcher fuses with the `options`.
     """
 
+    options: Options = field(default_factory=Options)
     reports: list[Report] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     interrupted: bool = False
@@ -106,12 +107,12 @@ _thread = _Thread()
 
 
 @contextmanager
-def overhear(entries: bool = False) -> Iterator[Overheard]:
+def overhear(entries: bool = False, options: Options | None = None) -> Iterator[Overheard]:
     """Write down what the provider does in the sessions that this thread makes, and, if wanted, the entries of a plan.
 
-    Whoever listens already hears the reports and failures, too.
+    The sessions are fused with the options. Whoever listens already hears the reports and failures, too.
     """
-    before, heard = _thread.overheard, Overheard(keeps_entries=entries)
+    before, heard = _thread.overheard, Overheard(options or Options(), keeps_entries=entries)
     _thread.overheard = heard
     try:
         yield heard
@@ -205,7 +206,7 @@ def _match(graph: bytes, addresses: Sequence[int]) -> tuple[Replacement | None, 
     heard = _thread.overheard or Overheard()
     try:
         with _locks.matching:
-            found = replacement(graph, addresses, captures=release() >= FIRST_WITH_CAPTURES)
+            found = replacement(graph, addresses, release() >= FIRST_WITH_CAPTURES, heard.options)
         if heard.keeps_entries:
             heard.entries.append(entry(graph, found))
     except FaCompilerError as error:

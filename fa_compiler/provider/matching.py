@@ -37,7 +37,7 @@ class Replacement:
     read: Mapping[int, memoryview] = field(default_factory=dict)
 
 
-def replacement(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
+def replacement(content: bytes, addresses: Sequence[int], captures: bool, options: Options) -> Replacement:
     """Fuse the graph of a session.
 
     Args:
@@ -45,6 +45,7 @@ def replacement(content: bytes, addresses: Sequence[int], captures: bool) -> Rep
         addresses: where these weights are in memory, in the order of the model. They stay there during the call, and as
             long as `read` of the result is used.
         captures: whether ONNX Runtime gives a claimed node also those inputs that only its subgraphs read.
+        options: those of the fusion.
 
     Raises:
         InputError: the graph cannot be replaced as a whole.
@@ -55,7 +56,7 @@ def replacement(content: bytes, addresses: Sequence[int], captures: bool) -> Rep
     weights.to_memory(model.graph)
     used, captured = _inputs_read(model.graph)
     restore_graph_operators(model)
-    report, info = fuse_checked(model, Options())
+    report, info = fuse_checked(model, options)
     report.model = name_of(model)
     if not report.is_changed:
         return Replacement(report, read=weights.read)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +17,8 @@ from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import load
 from fa_compiler.model_files.writing import check_place, staging, write
 from fa_compiler.passes import Report
+from fa_compiler.passes.answer.options import SHARED_CACHES
+from fa_compiler.pipeline.options import python_options
 from fa_compiler.provider.plan_file import plan_bytes
 from fa_compiler.version import __version__
 
@@ -33,7 +36,13 @@ _ERRORS_ONLY = 3
 """A severity of ONNX Runtime's log."""
 
 
-def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: Level = "all") -> Report:
+def plan(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    level: Level = "all",
+    *,
+    assume: Iterable[str] = (),
+) -> Report:
     """Write what the provider does in a session of `model`, and return the report of the session's graph.
 
     A session of the same model takes it from the file `output`, in any program that has the library, this release of
@@ -44,11 +53,19 @@ def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: L
         output: the file to write; it may not be the model.
         level: the level of optimisation of the sessions: "all", the default of ONNX Runtime, "extended", "basic" or
             "disabled".
+        assume: assumptions that you vouch for in all sessions that use the plan, as in `optimize`; not
+            "shared-caches".
 
     Raises:
-        InputError: the model, the level or the output is at fault, the library is not installed, or this ONNX Runtime
-            is older than 1.23; nothing was written.
+        InputError: the model, the level, an assumption or the output is at fault, the library is not installed, or this
+            ONNX Runtime is older than 1.23; nothing was written.
     """
+    options = python_options(assume=assume)
+    if SHARED_CACHES in options.assume:
+        raise InputError(
+            f"no plan can be made with {SHARED_CACHES!r}: the provider does not know which caches a program binds "
+            "together; fuse the file with `fa-compiler optimize`"
+        )
     if level not in get_args(Level):
         raise InputError(f"unknown level {level!r}: use {', '.join(get_args(Level)[:-1])} or {get_args(Level)[-1]}")
     loaded, place = load(Path(model)), Path(output)
@@ -56,7 +73,7 @@ def plan(model: str | os.PathLike[str], output: str | os.PathLike[str], level: L
     assert loaded.path is not None
     with staging() as stage:
         staged = stage.reserve(place)
-        with provider.overhear(entries=True) as heard:
+        with provider.overhear(entries=True, options=options) as heard:
             _make_session(loaded.path, loaded.name, level)
         if heard.interrupted:
             raise KeyboardInterrupt

@@ -6,6 +6,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 
+from fa_compiler.passes import Report
 from fa_compiler.provider.matching import Replacement
 
 MAGIC = b"fa_compiler plan 2\n"
@@ -22,7 +23,7 @@ def entry(graph: bytes, found: Replacement) -> bytes:
     return b"".join(
         (
             _digest(graph),
-            _text(found.report.outcome.encode()),
+            _text(_line(found.report).encode()),
             _text(found.model or b""),
             _number(len(found.sizes)),
             struct.pack(f"<{len(found.sizes)}q", *found.sizes),
@@ -30,6 +31,12 @@ def entry(graph: bytes, found: Replacement) -> bytes:
             weights,
         )
     )
+
+
+def _line(report: Report) -> str:
+    """The line for the log of a session: how much is fused, and what the user vouched for."""
+    assumed = sorted({word for block in report.blocks if block.status == "fused" for word in block.assumed})
+    return f"{report.outcome}; assumed: {', '.join(assumed)}" if assumed else report.outcome
 
 
 def plan_bytes(entries: Sequence[bytes], package: str, runtime: str, level: str, source: str) -> bytes:

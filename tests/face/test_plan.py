@@ -300,6 +300,27 @@ def test_one_graph_has_one_key(tmp_path: Path) -> None:
     assert first.read_bytes() == second.read_bytes()
 
 
+def test_what_the_user_vouches_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A softmax without its maximum is one between bounds only. The plan holds for sessions in Python, too."""
+    model = attention()
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
+    model.graph.node.insert(3, helper.make_node("Exp", ["scaled"], ["exponentials"], "exponentials"))
+    model.graph.node.insert(4, helper.make_node("ReduceSum", ["exponentials", "last"], ["sums"], "sums"))
+    model.graph.node[5].CopyFrom(helper.make_node("Div", ["exponentials", "sums"], ["probs"], "divide"))
+    path, plan = saved(model, tmp_path / "model.onnx"), tmp_path / "model.plan"
+    assert fa_compiler.plan(path, plan).count("declined") == 1
+    assert b"; assumed" not in plan.read_bytes()
+    assert main(["plan", str(path), "-o", str(plan), "--assume", "bounded-scores", "--strict", "--quiet"]) == 0
+    assert b"attention: 1 fused (of 1); assumed: bounded-scores" in plan.read_bytes()
+    expected = ort.InferenceSession(str(path)).run(None, feeds(17))[0]
+    result, was_asked = run_with(model, plan)
+    assert not was_asked
+    assert np.max(np.abs(result - expected)) <= TOLERANCE * np.max(np.abs(expected))
+    with pytest.raises(fa_compiler.InputError, match="no plan can be made with 'shared-caches'"):
+        fa_compiler.plan(path, plan, assume=["shared-caches"])
+    assert b"assumed: bounded-scores" in plan.read_bytes()
+
+
 # -- the command -----------------------------------------------------------------------------------
 
 
@@ -330,6 +351,7 @@ def test_a_model_without_attention(tmp_path: Path, capsys: pytest.CaptureFixture
         (["model.onnx", "-o", "folder"], "folder is a folder"),
         (["model.onnx", "-o", "none/x.plan"], "there is no folder none"),
         (["model.onnx", "-o", "x.plan", "--level", "most"], "unknown level 'most'"),
+        (["model.onnx", "-o", "x.plan", "--assume", "bounded-score"], "did you mean 'bounded-scores'"),
         (["text.onnx", "-o", "x.plan"], "text.onnx"),
     ],
 )

@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler import provider
+from fa_compiler.passes import Options
 from fa_compiler.provider.__main__ import USAGE, main
 from fa_compiler.provider.matching import Replacement, replacement
 from tests.built_library import choose_library
@@ -470,8 +471,8 @@ def test_a_body_that_lost_something(seen: provider.Overheard, monkeypatch: pytes
     if lost == "shape" and RELEASE < (1, 24):
         pytest.skip("the runtime does not tell a scalar from a tensor of unknown rank")
 
-    def losing(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
-        found = replacement(content, addresses, captures)
+    def losing(content: bytes, addresses: Sequence[int], captures: bool, options: Options) -> Replacement:
+        found = replacement(content, addresses, captures, options)
         assert found.model is not None
         model = onnx.ModelProto.FromString(found.model)
         (node,) = (each for each in model.graph.node if each.op_type == "Loop")
@@ -645,10 +646,10 @@ thread.join()
 def test_a_failure_leaves_the_session_as_it_is(
     kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def failing(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
+    def failing(content: bytes, addresses: Sequence[int], captures: bool, options: Options) -> Replacement:
         if kind == "raises":
             raise ValueError("no\nidea")
-        found = replacement(content, addresses, captures)
+        found = replacement(content, addresses, captures, options)
         assert found.model is not None
         if kind == "gives another model":
             return Replacement(found.report, b"no model", found.sizes)
@@ -674,9 +675,9 @@ def test_an_error_of_a_run_leaves_the_session_usable() -> None:
 def test_sessions_in_threads(seen: provider.Overheard, monkeypatch: pytest.MonkeyPatch) -> None:
     """Several sessions are made while each of them waits in the matcher, and another one runs."""
 
-    def slow(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
+    def slow(content: bytes, addresses: Sequence[int], captures: bool, options: Options) -> Replacement:
         time.sleep(0.1)
-        return replacement(content, addresses, captures)
+        return replacement(content, addresses, captures, options)
 
     running = session_of(attention())
     monkeypatch.setattr(provider, "replacement", slow)
