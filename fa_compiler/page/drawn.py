@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import onnx
 import onnx_ir as ir
@@ -128,6 +128,7 @@ class _Pencil:
         sketch = _Sketch(self, region.roles, block)
         for node in region.nodes:
             sketch.add(node)
+        sketch.end()
         return Drawing(title, tuple(sketch.boxes), tuple(sketch.arrows), len(region.nodes), region.cut)
 
     def value(self, key: str, title: str, name: str, kind: str) -> Box:
@@ -179,15 +180,21 @@ class _Sketch:
             if role:
                 self._flows.setdefault(name, role)
 
+    def end(self) -> None:
+        """The page opens the drawing at the last node, if the anchor of the block is not in it."""
+        if not any("focus" in box.kind.split() for box in self.boxes):
+            last = max(place for place, box in enumerate(self.boxes) if "value" not in box.kind.split())
+            self.boxes[last] = replace(self.boxes[last], kind=f"{self.boxes[last].kind} focus")
+
     def _add_input(self, key: str, name: str) -> None:
         """Draw what flows from a value to the box with this key. A value from outside without a role is not drawn."""
         role = self._flows.get(name, "other")
         if name not in self._maker and name in self._roles:
             self._maker[name] = f"v{len(self.boxes)}"
             title = "input" if role == "other" else role
-            self.boxes.append(self._pencil.value(self._maker[name], title, name, f"role-{role}"))
+            self.boxes.append(self._pencil.value(self._maker[name], title, name, _class(role)))
         if name in self._maker:
-            self.arrows.append(Arrow(self._maker[name], key, f"role-{role}"))
+            self.arrows.append(Arrow(self._maker[name], key, _class(role)))
 
     def _culprit(self, node: onnx.NodeProto, leaves: bool) -> str | None:
         """What stands in the way of the fusion here: the node, or the output of the model that it gives, if one is."""
@@ -197,7 +204,7 @@ class _Sketch:
 
     def _classes(self, node: onnx.NodeProto, role: str, culprit: str | None) -> Iterator[str]:
         """The style classes of a node. The page opens a drawing at the softmax before, and at the fused node after."""
-        yield "fused" if is_fused(node) else f"role-{role or 'other'}"
+        yield "fused" if is_fused(node) else _class(role or "other")
         if culprit == "node":
             yield "culprit"
         if node.name == self._block.node or self._block.anchor in (node.name, *node.output):
@@ -207,6 +214,11 @@ class _Sketch:
 def _told(name: str, shape: str) -> tuple[str, ...]:
     """The lines of a box: the name and the shape, where they are known. A number has no dimensions to tell."""
     return tuple(filter(None, (name, "one number" if shape == "[]" else shape)))
+
+
+def _class(role: str) -> str:
+    """The style class of a role. Several roles together have none of their colours."""
+    return "role-other" if ", " in role else f"role-{role}"
 
 
 def _role(reached: set[str]) -> str:

@@ -55,14 +55,14 @@ def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> 
     yield f'<p class="verdict">{escape(_verdict(ran, unit))}</p>'
     fused = f"{measured.report.fused_attentions} of {measured.report.attentions} attentions are fused"
     yield f'<p class="note">{fused}{_link(measured, place)}.</p>'
+    yield from (f"<p>{_sentence(warning)}</p>" for warning in measured.warnings)
     if ran:
         yield f"<h2>{'Time of a step of one token' if measured.decode else 'Time of a run'}</h2>"
         yield from _plot(ran, unit, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
         yield "<h2>Peak memory</h2>"
         yield from _plot(ran, unit, "MiB", lambda timing: timing.memory / MIB, None)
         yield from _table(ran, unit)
-    for fault in (*measured.faults, *measured.warnings):
-        yield f"<p>{escape(fault)}</p>"
+    yield from (f"<p>{_sentence(fault)}</p>" for fault in measured.faults)
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
         f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, batch {measured.batch}, '
@@ -127,6 +127,11 @@ def _table(ran: Sequence[Measure], unit: str) -> Iterator[str]:
         cells += [f"{measure.ratio:.2f} x", *(f"{each.memory / MIB:,.0f}" for each in both)]
         yield f"<tr><th scope='row'>{measure.length:,}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
     yield "</tbody></table></div>"
+
+
+def _sentence(text: str) -> str:
+    """A line of the command as a sentence of the page."""
+    return escape(f"{text[0].upper()}{text[1:]}{'' if text.endswith('.') else '.'}")
 
 
 def _number(value: float) -> str:

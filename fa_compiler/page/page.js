@@ -16,7 +16,7 @@ if (form) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
-const READABLE = 0.7;  // of the size in which text is drawn
+const WHOLE = 0.7, READABLE = 0.8;  // of the size in which text is drawn
 for (const figure of document.querySelectorAll("figure")) {
   const view = figure.querySelector(".view"), drawing = view.querySelector("svg");
   const full = { width: drawing.width.baseVal.value, height: drawing.height.baseVal.value };
@@ -34,8 +34,8 @@ for (const figure of document.querySelectorAll("figure")) {
   const open = () => {  // the whole, if its text can be read then; else the part around the softmax
     if (!view.clientWidth) return;
     fit();
-    if (scale >= READABLE || !focus) return;
-    scale = READABLE;
+    if (scale >= WHOLE || !focus) return;
+    scale = Math.max(READABLE, Math.min(1, view.clientWidth / full.width));
     view.style.height = `${Math.min(innerHeight * 0.8, tall(scale))}px`;
     const box = focus.getBBox();
     const within = (start, length, room) => Math.min(0, Math.max(room - length * scale, start));

@@ -127,9 +127,12 @@ def _cards(drawn: Drawn, run: Run | None) -> dict[str, str]:
     report, before = drawn.report, nodes_of(drawn.original)
     after = before if drawn.result is None else nodes_of(drawn.result)
     already, other = report.count("already_fused"), report.count("not_attention")
-    cards = {"fused": str(report.count("fused"))}
+    convolutions = Counter(block.status for block in report.blocks if block.kind == "convolution")
+    cards = {"fused": str(report.fused_attentions)}
     cards |= {"already fused": str(already)} if already else {}
-    cards |= {"not fused": str(report.count("declined"))}
+    cards |= {"not fused": str(report.count("declined") - convolutions["declined"])}
+    if convolutions:
+        cards["convolutions fused"] = f"{convolutions['fused']} of {convolutions.total()}"
     cards |= {"not attention": str(other)} if other else {}
     cards |= {"nodes before": f"{before:,}", "nodes after": f"{after:,}"}
     if run is not None and run.written is not None and run.written.sizes is not None:
@@ -226,7 +229,7 @@ def _left(report: Report) -> Iterator[str]:
     for (code, reason, hint), blocks in reasons.items():
         where = first_of([escape(block.culprit or block.anchor) for block in blocks])
         advice = f"<br><strong>Try:</strong> {unbroken(hint)}" if hint else ""
-        yield f"<li><code>{escape(code)}</code> {unbroken(reason)} <small>({where})</small>{advice}</li>"
+        yield f"<li><code>{escape(code)}</code>: {unbroken(reason)} <small>({where})</small>{advice}</li>"
     yield "</ul></section>"
 
 
@@ -340,7 +343,7 @@ def _title(block: Block, code: str, count: int) -> str:
     title, where = block.anchor, ""
     if block.status == "fused":
         title, where = block.what, f" <small>{escape(shortened(block.anchor, 48))}</small>"
-    title = f"{code}: {title}" if code else title
+    title = f"{code}: {title}" if code and block.status == "declined" else title
     return f"{chip} {times}{escape(title)}{where}"
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import onnx
 import onnx_ir as ir
@@ -78,8 +78,8 @@ def _input_names(node: onnx.NodeProto) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Region:
-    """Nodes in the order of computation. `roles` are those of values: query, key, value, mask, bias, other. `cut` says
-    that nodes were left out."""
+    """Nodes in the order of computation. `roles` are those of values: query, key, value, mask, bias, other, or
+    several of them such as "query, key, value". `cut` says that nodes were left out."""
 
     nodes: tuple[onnx.NodeProto, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -88,9 +88,10 @@ class Region:
 
 @dataclass
 class Side:
-    """The nodes of one model, of all its graphs, by what they compute and read."""
+    """The nodes of one model, of all its graphs, by what they compute and read, and the names of its constants."""
 
     nodes: tuple[onnx.NodeProto, ...]
+    constants: frozenset[str] = frozenset()
     maker: dict[str, onnx.NodeProto] = field(init=False, default_factory=dict)
     readers: dict[str, list[onnx.NodeProto]] = field(init=False, default_factory=dict)
 
@@ -104,7 +105,7 @@ class Side:
     @staticmethod
     def of(model: onnx.ModelProto) -> Side:
         """The nodes of the main graph and of its subgraphs."""
-        return Side(tuple(all_nodes(model.graph.node)))
+        return Side(tuple(all_nodes(model.graph.node)), frozenset(each.name for each in model.graph.initializer))
 
     def ordered(self, chosen: Iterable[onnx.NodeProto]) -> tuple[onnx.NodeProto, ...]:
         """These nodes in the order of the model."""
@@ -137,15 +138,17 @@ class Regions:
             node = next((node for node in self.result.nodes if node.name == block.node and is_fused(node)), None)
             if node is not None:
                 return self._replaced(node, self.result)
-        return self._near(block.anchor), Region()
+        near = self._near(block.anchor)
+        return (near if block.status != "not_attention" else replace(near, roles={})), Region()
 
     # -- fused ------------------------------------------------------------------------------------
 
     def _replaced(self, node: onnx.NodeProto, result: Side) -> tuple[Region, Region]:
         new: dict[int, onnx.NodeProto] = {id(node): node}
-        roles: dict[str, str] = {}
+        found: dict[str, dict[str, None]] = {}
         for value, role in self._operands(node, result, new):
-            roles.setdefault(value, role)
+            found.setdefault(value, {})[role] = None
+        roles = {value: ", ".join(several) for value, several in found.items()}
         before: list[onnx.NodeProto] = []
         seen: set[int] = set()
         queue = deque(self._replaced_values(node, result, new))
@@ -165,18 +168,22 @@ class Regions:
     def _operands(
         self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]
     ) -> Iterator[tuple[str, str]]:
-        """The values of the original that the fused node reads, each with its role, and the new values between."""
+        """The values of the original that the fused node reads, each with its role, and the new values between. A value
+        such as a packed projection has several roles. Constants that the new nodes read are left out."""
         names = _input_names(node)
         for number, name in enumerate(node.input):
             role = INPUT_ROLES.get(names[number] if number < len(names) else "", "other")
-            queue = deque([name] if name else [])
+            queue, seen = deque([name] if name else []), set[str]()
             while queue:
                 value = queue.popleft()
+                seen.add(value)
                 yield value, role
                 maker = result.maker.get(value)
-                if maker is not None and self._is_new(maker) and not is_fused(maker) and id(maker) not in new:
-                    new[id(maker)] = maker
-                    queue.extend(data_inputs(maker))
+                if maker is None or is_fused(maker) or not self._is_new(maker):
+                    continue
+                new[id(maker)] = maker
+                if maker.op_type != "Shape":
+                    queue.extend(each for each in data_inputs(maker) if each not in result.constants | seen)
 
     def _replaced_values(self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]) -> Iterator[str]:
         """The values of the original in whose place the results of the fused node stand."""
@@ -187,6 +194,8 @@ class Regions:
                 yield value
                 continue
             for reader in result.readers.get(value, ()):
+                if reader.op_type == "Shape":
+                    continue
                 if self._is_new(reader):
                     if not is_fused(reader) and id(reader) not in new:
                         new[id(reader)] = reader

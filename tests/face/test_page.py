@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import lzma
 import re
 import shutil
 import subprocess
@@ -23,6 +24,7 @@ from fa_compiler.page.gain import gain_line, in_units
 from fa_compiler.page.page import page
 from fa_compiler.page.provenance import gain_beside, page_beside
 from fa_compiler.page.wording import unbroken, worded
+from tests.graphs import harness
 
 from .builders import attention, plain, projected, saved
 
@@ -259,6 +261,30 @@ def test_each_target_is_drawn_in_the_same_colours(target: str, tmp_path: Path) -
     assert [each for each in legend if "chip" not in str(each)] == ["role-query", "role-key", "role-value"]
 
 
+def test_a_training_graph(tmp_path: Path) -> None:
+    """A packed projection is no query alone, the softmax of the loss has none, and its status is told once."""
+    model = onnx.load_model_from_string(lzma.decompress((EXAMPLES / "gpt_training.onnx.xz").read_bytes()))
+    text = drawn(written(model, tmp_path))
+    forward, backward, loss = text.split("<details class='kind'")[1:]
+    for part in (forward, backward):
+        before, after = part.split("<figure>")[1:]
+        assert "query, key, value</text>" in before
+        assert {"role-query", "role-key", "role-value"} <= set(re.findall(r"role-[a-z]+", after))
+        assert "role-query" not in before
+    assert "role-query" not in loss
+    assert "not_attention:" not in loss
+
+
+def test_a_hybrid(tmp_path: Path) -> None:
+    """Convolutions are counted for themselves, and each drawing has a node at which it opens."""
+    text = written(harness.load("lfm2__tsn_eager_op17"), tmp_path)
+    assert "The one attention is fused." in _Page(text).text
+    assert "fused 1 not fused 0 convolutions fused 1 of 1 nodes" in without_run(_Page(text))
+    figures = drawn(text).split("<figure>")[1:]
+    assert len(figures) == 4
+    assert [figure.count("focus") for figure in figures] == [1] * 4
+
+
 def test_the_legend_of_what_is_not_fused(tmp_path: Path) -> None:
     """Query, key and value are those of the products around the softmax."""
     page = _Page(drawn(written(declined(), tmp_path)))
@@ -355,7 +381,7 @@ def test_a_large_drawing_opens_at_the_softmax(tmp_path: Path) -> None:
     """On a small screen: the whole would be too small to be read."""
     written(onnx.load(EXAMPLES / "bert.onnx"), tmp_path)
     shown = in_browser(tmp_path / "page.html", "390,800")
-    ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.7\)", shown)[:1]
+    ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.8\)", shown)[:1]
     assert float(left) < 0
     assert float(top) < -100
 
