@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import onnx
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
-from fa_compiler.command_line.options import given
+from fa_compiler.command_line.options import given, words_given
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
@@ -214,7 +214,8 @@ class _Pictures:
             if kind == "graph":
                 text = drawings(self._drawn)
             else:
-                run = Run(Provenance.of(self._args.words), self._args.model, gain_beside(place), written)
+                made, options = Provenance.of(self._args.words), words_given(self._args, Options)
+                run = Run(made, self._args.model, gain_beside(place), written, tuple(options))
                 text = page(self._drawn, run)
             write(file, [text.encode(errors="backslashreplace")], place)
 

@@ -111,6 +111,18 @@ def given(args: argparse.Namespace, *records: type) -> dict[str, Any]:
         raise InputError(str(error)) from None
 
 
+def words_given(args: argparse.Namespace, *records: type) -> list[str]:
+    """The words of a command line that give the same options once more."""
+    words: list[str] = []
+    for name, option in options_of(*records).items():
+        value = getattr(args, name, option.default)
+        if option.told.repeated:
+            words += [option.flag, ",".join(value)] if value else []
+        elif value != option.default:
+            words += [option.flag] if isinstance(value, bool) else [option.flag, str(value)]
+    return words
+
+
 def completed(action: argparse.Action, words: Iterable[str]) -> None:
     """Tell argcomplete the words that an option takes."""
     action.completer = lambda **_: words  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import onnx
 
+from fa_compiler.comparison.decoder import caches_of
 from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
 from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of
@@ -40,13 +41,14 @@ STATUS = {
 
 @dataclass(frozen=True)
 class Run:
-    """What a page tells of the command that made it: its model, what it wrote, if anything, and the page of a
-    measurement that belongs to this page."""
+    """What a page tells of the command that made it: its model, what it wrote, if anything, the page of a measurement
+    that belongs to this page, and the words of the options of the fusion."""
 
     made: Provenance
     model: Path
     gain: Path
     written: Written | None = None
+    options: tuple[str, ...] = ()
 
 
 def page(drawn: Drawn, run: Run | None = None) -> str:
@@ -54,7 +56,7 @@ def page(drawn: Drawn, run: Run | None = None) -> str:
     report = drawn.report
     body = [*_summary(drawn, run), *_left(report), *_missed(report)]
     if run is not None:
-        body += _how_to_run(run, report)
+        body += _how_to_run(run, drawn)
     body += _controls(drawn.kinds)
     for number, kind in enumerate(drawn.kinds):
         body += _section(number, kind)
@@ -256,20 +258,23 @@ def _better(missed: Missed) -> str:
     return f"<strong>{escape(missed.word)}:</strong> {reason}{advice}"
 
 
-def _how_to_run(run: Run, report: Report) -> Iterator[str]:
+def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
     """How the written file is run and measured, or how it is written."""
-    fused = report.count("fused")
+    report, fused = drawn.report, drawn.report.count("fused")
     if not fused and run.written is None:
         return
     title = "How to run the result" if run.written is not None else "How to write the result"
     yield f"<section aria-labelledby='run'><h2 id='run'>{title}</h2>"
     if run.written is None:
-        yield from _code(shlex.join(["fa-compiler", "optimize", str(run.model), "-o", "fused.onnx", "--verify"]))
+        command = ["fa-compiler", "optimize", str(run.model), "-o", "fused.onnx", *run.options, "--verify"]
+        yield from _code(shlex.join(command))
     else:
         yield from _ways(run.written)
     if fused and report.target == "ort":
         yield "<h3>Measure it on this machine</h3>"
-        yield from _code(shlex.join(["fa-compiler", "bench", str(run.model), "--html", str(run.gain)]))
+        decoding = ["--decode"] if caches_of(drawn.original) else []
+        command = ["fa-compiler", "bench", str(run.model), *decoding, *run.options, "--html", str(run.gain)]
+        yield from _code(shlex.join(command))
         link = f"<a href='{escape(quote(run.gain.name))}'>{escape(run.gain.name)}</a>"
         yield f"<p>This command writes {link} beside this page.</p>"
     yield "</section>"

@@ -148,7 +148,7 @@ class Regions:
         found: dict[str, dict[str, None]] = {}
         for value, role in self._operands(node, result, new):
             found.setdefault(value, {})[role] = None
-        roles = {value: ", ".join(several) for value, several in found.items()}
+        roles = {value: "other" if "other" in several else ", ".join(several) for value, several in found.items()}
         before: list[onnx.NodeProto] = []
         seen: set[int] = set()
         queue = deque(self._replaced_values(node, result, new))

@@ -322,6 +322,20 @@ def test_where_a_page_comes_from(tmp_path: Path) -> None:
     assert f"fa-compiler optimize {path} -o fused.onnx --verify" in shown
 
 
+def test_a_page_tells_of_the_options_again(tmp_path: Path) -> None:
+    """In the commands that write the result and measure it. A decoder is measured as one."""
+    model, words = harness.load("qwen3_past__tsn_eager_op14"), ["--in-place-caches", "--assume", "no-empty-rows"]
+    text = _Page(written(model, tmp_path)).text
+    assert "model.onnx -o fused.onnx --verify" in text
+    assert "model.onnx --decode --html" in text
+    text = _Page(written(model, tmp_path, *words)).text
+    assert "model.onnx -o fused.onnx --assume no-empty-rows --in-place-caches --verify" in text
+    assert "model.onnx --decode --assume no-empty-rows --in-place-caches --html" in text
+    text = _Page(written(attention(), tmp_path, "--target", "ascend", "--soc-version", "A3")).text
+    assert "model.onnx -o fused.onnx --target ascend --soc-version A3 --verify" in text
+    assert "fa-compiler bench" not in text
+
+
 def test_sizes_count_external_weights(tmp_path: Path) -> None:
     path, weight = projected(tmp_path / "in")
     out = tmp_path / "out.onnx"
