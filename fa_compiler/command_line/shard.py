@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 from collections.abc import Sequence
 
 from fa_compiler.command_line.exit_codes import OK
@@ -43,10 +44,11 @@ def _print(result: Sharded) -> None:
             print(printable(f"{what} {name}: {where}"))
     if report.gathered:
         print(printable(f"all ranks get all tokens of {', '.join(report.gathered)}"))
-    print(f"{report.ranks} ranks, {report.order} order")
+    print(f"{report.ranks} rank{'s' if report.ranks > 1 else ''}, {report.order} order")
     if report.caches:
         print("each rank has its part of the caches in turn: of N ranks, rank r has the tokens r, r + N, r + 2 N, ..")
-    print(printable(f"wrote {result.path}; run it with: mpirun -n {report.ranks} fa-compiler run {result.path} ..."))
+    command = f"mpirun -n {report.ranks} fa-compiler run {shlex.quote(str(result.path))}"
+    print(printable(f"wrote {result.path}; run it with: {command} --inputs X.npz --outputs Y.npz"))
 
 
 _COSTS = "each pair is the MiB that a rank sends and the milliseconds that the cost model expects,"

@@ -48,10 +48,13 @@ def communicator(timeout: float = TIMEOUT) -> MpiCommunicator:
     """
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # RuntimeError: there is mpi4py, but no library of MPI
+    except (ImportError, RuntimeError) as error:
+        reason = one_line(error)
+        if isinstance(error, RuntimeError):  # there is mpi4py, but no library of MPI: the error lists all places
+            reason = str(error).partition("\n")[0]
         raise InputError(
-            f"a model of several ranks needs MPI, and mpi4py cannot be used ({one_line(error)}); "
-            "install it by pip install 'fa_compiler[mpi]'"
+            f"a model of several ranks needs MPI, and mpi4py cannot be used ({reason}); "
+            "install both by pip install 'fa_compiler[mpi]'"
         ) from None
     return MpiCommunicator(MPI.COMM_WORLD, timeout)
 

@@ -66,7 +66,7 @@ class ShardedSession:
         self.record: Record = record
         if record.ranks != self.communicator.size:
             raise InputError(
-                f"{path} is made for {record.ranks} ranks, and {self.communicator.size} run it; start it with "
+                f"{path} is made for {record.ranks} rank{'s' if record.ranks > 1 else ''}, and runs on {self.communicator.size}; start it with "
                 f"mpirun -n {record.ranks}, or make it again with --sequence-parallel {self.communicator.size}"
             )
         self.name = str(path)

@@ -15,6 +15,7 @@ from typing import Any
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, collectives
+from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
@@ -230,7 +231,8 @@ def _name_alike(graph: ir.Graph, axes: Mapping[str, int]) -> None:
     first: ir.SymbolicDim | int | None = None
     for name, axis in axes.items():
         if name not in inputs:
-            raise Refusal(f"there is no input {name!r} (the inputs are {', '.join(map(str, inputs))})", None)
+            known = [str(other) for other in inputs]
+            raise Refusal(f"there is no input {name!r}{suggestion(name, known)}", None)
         shape = inputs[name].shape
         if shape is None or not -len(shape) <= axis < len(shape):
             raise Refusal(f"the input {name!r} has no dimension {axis}", None)

@@ -70,7 +70,7 @@ def test_one_error_on_all_ranks(wrong: str, tmp_path: Path) -> None:
     save_arrays(tmp_path / "x.npz", text("llama", 21))
     path, x, ranks = sharded("llama", 3, "ring").path, tmp_path / "x.npz", 3
     if wrong == "number of ranks":
-        ranks, said = 2, "is made for 3 ranks, and 2 run it"
+        ranks, said = 2, "is made for 3 ranks, and runs on 2"
     elif wrong == "inputs":
         x, said = tmp_path / "z.npz", "z.npz: no such file"
     else:

@@ -191,10 +191,10 @@ def test_sequences_that_do_not_fit(length: int, ids: int, said: str, tmp_path: P
 def test_another_number_of_ranks() -> None:
     path = sharded("llama", RANKS).path
     with pytest.raises(
-        InputError, match="is made for 3 ranks, and 2 run it; start it with mpirun -n 3, or make it again"
+        InputError, match="is made for 3 ranks, and runs on 2; start it with mpirun -n 3, or make it again"
     ):
         run_threads(2, lambda communicator: ShardedSession(path, communicator), 20)
-    with pytest.raises(InputError, match="is made for 3 ranks, and 1 run it"):
+    with pytest.raises(InputError, match="is made for 3 ranks, and runs on 1; start"):
         ShardedSession(path)
     with pytest.raises(InputError, match="takes the input 'attention_mask', which is missing"):
         ShardedSession(sharded("llama", 1).path).run({"input_ids": np.ones((1, 4), np.int64)})
@@ -252,7 +252,7 @@ def test_a_model_that_is_not_sharded(tmp_path: Path, capsys: pytest.CaptureFixtu
         ),
         (
             ["--sequence-parallel", "2", "--sequence-axis", "tokens:1"],
-            "there is no input 'tokens' (the inputs are input_ids",
+            "there is no input 'tokens'; known are attention_mask, input_ids",
         ),
         (["--sequence-parallel", "2", "--sequence-axis", "input_ids:4"], "the input 'input_ids' has no dimension 4"),
         (
