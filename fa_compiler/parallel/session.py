@@ -65,8 +65,9 @@ class ShardedSession:
             raise InputError(f"{path} is no sharded model; make one with fa-compiler shard")
         self.record: Record = record
         if record.ranks != self.communicator.size:
+            ranks = f"{record.ranks} rank{'s' if record.ranks > 1 else ''}"
             raise InputError(
-                f"{path} is made for {record.ranks} rank{'s' if record.ranks > 1 else ''}, and runs on {self.communicator.size}; start it with "
+                f"{path} is made for {ranks}, and runs on {self.communicator.size}; start it with "
                 f"mpirun -n {record.ranks}, or make it again with --sequence-parallel {self.communicator.size}"
             )
         self.name = str(path)

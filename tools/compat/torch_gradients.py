@@ -4,9 +4,9 @@
 
 The interpreter of fa_compiler needs torch and the `test` extra, so this is not one of the tests. The problems are those
 of tests/lowering/test_random_grad.py: every layout, packed sequences included, grouped heads, biases, masks and sparse
-modes, dropout, sinks, rope inputs, and all types. Our gradient kernel reads the statistics of our forward kernel. torch
-computes attention from the same numbers in float64 and differentiates it. The float64 reference tells which pairs a
-mask excludes, which ones dropout keeps, and the generated biases.
+modes, dropout, soft caps, sinks, rope inputs, and all types. Our gradient kernel reads the statistics of our forward
+kernel. torch computes attention from the same numbers in float64 and differentiates it. The float64 reference tells
+which pairs a mask excludes, which ones dropout keeps, and the generated biases.
 
 Some problems have no counterpart in autograd. A row without any key has no gradient here and NaN in torch, so torch
 gets only the other rows. Biases are finite, and masked keys have no score.
@@ -50,7 +50,8 @@ def comparable(draw: st.DrawFn) -> tuple[Problem, str, int]:
     problem = draw(problems())
     inputs, attrs = repeated(problem.inputs, problem.attrs["input_layout"]), dict(problem.attrs)
     attrs |= {"cpu_empty_rows": "zero", "cpu_nan_rows": ""}
-    attrs.pop("cpu_mask_value", None)
+    for name in ("cpu_mask_value", "cpu_masked_values", "cpu_masked_bias"):
+        attrs.pop(name, None)  # masked keys have no score
     if "real_shift" in inputs:
         wide = inputs["real_shift"].astype(np.float32)
         finite = np.where(np.abs(wide) < 1e4, wide, np.float32(-9))
@@ -101,7 +102,7 @@ def autograd(inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> Truth:
         added = torch.from_numpy(full_bias[live])
         products = q[live] @ k.T
         before = bias is not None and problem.pse.before_scale
-        scores = problem.scale * (products + added) if before else problem.scale * products + added
+        scores = problem.scale * (products + added) if before else capped(problem, products) + added
         scores = scores.masked_fill(~torch.from_numpy(allowed[live]), -torch.inf)
         if sink is not None:
             scores = torch.cat([scores, sink[head].expand(len(live), 1)], dim=1)
@@ -128,6 +129,12 @@ def autograd(inputs: Mapping[str, Array], attrs: Mapping[str, Any]) -> Truth:
     norms = {name: max((_norm(part) for part in parts), default=0.0) for name, parts in
              (("query", problem.query), ("key", problem.key), ("out", out), ("dy", dy))}  # fmt: skip
     return Truth(results, norms, max((float(each.max(initial=0.0)) for each in sums), default=0.0))
+
+
+def capped(problem: Attention, products: torch.Tensor) -> torch.Tensor:
+    """The scaled products, capped if the problem has a soft cap."""
+    cap, scaled = problem.softcap, problem.scale * products
+    return cap * torch.tanh(scaled / cap) if cap else scaled
 
 
 def _gradient(leaf: torch.Tensor) -> Array:
@@ -188,6 +195,7 @@ def main() -> None:
         inputs, attrs = drawn[0].inputs, drawn[0].attrs
         covered.update([attrs["input_layout"], inputs["query"].dtype.name])
         covered.update(name for name in ("real_shift", "atten_mask", "prefix", "drop_mask", "sink") if name in inputs)
+        covered.update(["cpu_softcap"] if "cpu_softcap" in attrs else [])
         covered.update([f"sparse_mode {attrs['sparse_mode']}"] if "atten_mask" in inputs else [])
 
     all_agree()
