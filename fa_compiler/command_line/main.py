@@ -106,6 +106,10 @@ class _Parser(argparse.ArgumentParser):
         stem = "model" if name in _OF_MODELS else name.lstrip("-")
         if name.startswith("-") and stem in places:
             self.error(f"unknown argument {word!r}: {places[stem]} stands without an option in front of it")
+        if not name.startswith("-"):
+            takes = " and ".join([*map(str, places.values()), "options"])
+            hint = "; commas separate the values of an option" if word[0].isdigit() else ""
+            self.error(f"unexpected argument {word!r}: the command takes {takes} only{hint}")
         owners = [each for each, parser in self.siblings.items() if name in parser._option_string_actions]
         self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))
 
@@ -140,6 +144,8 @@ class _Parser(argparse.ArgumentParser):
                 close = [f"--{word[1]}"]
             known = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
             message = f"unknown command {word[1]!r}: {known}"
+            if word[1].endswith(".onnx") and "optimize" in self.commands:
+                message = f"a command stands in front of a file, such as: {self.prog} optimize {word[1]} -o fused.onnx"
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
 
 
@@ -558,7 +564,8 @@ def _run(argv: Sequence[str] | None) -> int:
             return BAD_INPUT
         args, others = top.parse_known_args(argv)
         if others:
-            top.commands[args.command].unknown(others[0])
+            command = top.commands[args.command]
+            command.commands.get(getattr(args, "action", ""), command).unknown(others[0])
         args.words = sys.argv[1:] if argv is None else list(argv)  # a page tells how it was made
         module, _, function = args.run.partition(".")
         with _text_beside(args):

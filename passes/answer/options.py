@@ -273,9 +273,8 @@ class Options:
 
     def __post_init__(self) -> None:
         if self.target not in (known := get_args(Target)):
-            raise ValueError(
-                f"unknown target {self.target!r}{_runtimes_of(self.target) or suggestion(self.target, known)}"
-            )
+            meant = _MEANT.get(self.target.lower(), self.target)
+            raise ValueError(f"unknown target {self.target!r}{_runtimes_of(meant) or suggestion(meant, known)}")
         unknown = sorted(self.assume - set(ASSUMPTIONS))
         if unknown:
             raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
@@ -284,10 +283,17 @@ class Options:
         if (misplaced := self._misplaced) is not None:
             raise ValueError(misplaced)
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
-            raise ValueError(f"the opset is {self.opset}, and not from {ATTENTION_SINCE} to {NEWEST_OPSET}")
+            raise ValueError(
+                f"the opset is {self.opset}; ONNX has Attention from opset {ATTENTION_SINCE} on, and the newest opset "
+                f"that is known here is {NEWEST_OPSET}"
+            )
         for one, other in ((SEPARATE_CACHES, SHARED_CACHES), (FINITE_SCORES, NON_FINITE_SCORES)):
             if {one, other} <= self.assume:
                 raise ValueError(f"{one!r} and {other!r} cannot both hold")
+
+
+_MEANT = {"npu": "ascend", "cann": "ascend", "atc": "ascend", "onnxruntime": "ort", "gpu": "cuda"}
+"""What people call targets and runtimes."""
 
 
 def _runtimes_of(word: str) -> str:

@@ -422,6 +422,24 @@ USAGE = {
         ["shard", "MODEL", "-o", "OUT", "--sequence-parallell", "2"],
         "'--sequence-parallell', did you mean --sequence-parallel?",
     ),
+    "two models": (
+        ["optimize", "MODEL", "b.onnx", "-o", "OUT"],
+        "unexpected argument 'b.onnx': the command takes IN.onnx and options only; see",
+    ),
+    "two values of an option": (
+        ["bench", "MODEL", "--lengths", "128", "512"],
+        "'512': the command takes IN.onnx and options only; commas separate the values of an option",
+    ),
+    "an operator behind a list": (
+        ["registry", "list", "Conv"],
+        "unexpected argument 'Conv': the command takes options only; see 'fa-compiler registry list --help'",
+    ),
+    "no command": (
+        ["b.onnx", "-o", "OUT"],
+        "a command stands in front of a file, such as: fa-compiler optimize b",
+    ),
+    "a target by its device": (["inspect", "MODEL", "--target", "npu"], "unknown target 'npu', did you mean 'ascend'?"),
+    "a target by its processor": (["inspect", "MODEL", "--target", "gpu"], "use --target onnx --runtime ort-cuda"),
     "more threads than cores": (
         ["run", "MODEL", "--threads", "100000"],
         "100000 threads are more than this machine's ",

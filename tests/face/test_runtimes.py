@@ -63,7 +63,10 @@ WRONG = {
     "a product": (["--target", "onnx", "--soc-version", "A2"], "need --target ascend"),
     "an unknown assumption for all": (["--runtime", "all", "--assume", "luck"], "unknown assumption 'luck'"),
     "an opset of another target": (["--opset", "25"], "an opset needs --target onnx"),
-    "an opset without Attention": (["--target", "onnx", "--opset", "22"], "the opset is 22, and not from 23 to 28"),
+    "an opset without Attention": (
+        ["--target", "onnx", "--opset", "22"],
+        "22; ONNX has Attention from opset 23 on",
+    ),
     "an opset that is no number": (["--target", "onnx", "--opset", "new"], "'new' is not a whole number"),
     "an opset for all": (["--runtime", "all", "--opset", "25"], "--opset does not go with --runtime all"),
     "a page of all": (["--runtime", "all", "--html", "page.html"], "--html does not go with --runtime all"),
