@@ -31,6 +31,7 @@ if _interrupts.is_command():  # before the other imports, which take most of a s
     _interrupts.end_at_once()
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from fa_compiler.op_registry import schemas as _schemas
@@ -112,7 +113,8 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # With the module, so that Python suggests a name of it.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
