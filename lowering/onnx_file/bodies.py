@@ -36,8 +36,8 @@ model was. What is left of a mask has the size of the mask, not of the scores:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -96,10 +96,22 @@ _TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_
 _TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
 _FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
 _COMPRESSED = 2048
+RANK = 4
+"""The axes of scores."""
 _FAR = 1 << 30
 """Farther away than any two tokens are."""
 _TAME = 1e30
 """Scores below this are lost in the lowest number of float32, and do not overflow."""
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of the sizes: that query, key and value have one batch, that mask and bias have no more batches and
+    rows than these, and that the last size of the mask is the number of keys and that of rows."""
+
+    one_batch: bool = False
+    fits: bool = False
+    mask_has_lengths: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,6 +129,16 @@ class _Call:
     """The attributes that the node has."""
     mask_excludes: bool
     """Whether the content of atten_mask counts. That of a compressed mask does not."""
+    known: _Known
+
+    @property
+    def query_width(self) -> int:
+        """D of query, its rope part included."""
+        return self.widths["query"] + self.widths.get("query_rope", 0)
+
+
+Lengths = Callable[[], tuple[str, str]]
+"""Gives the numbers of rows and keys as int32 scalars, where a mask needs them."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +148,15 @@ class BodyKey:
     text: str
     call: _Call = field(compare=False, repr=False)
 
+    @staticmethod
+    def of(call: _Call) -> BodyKey:
+        """The key of a call."""
+        return BodyKey(repr(call), call)
+
+    def for_any_sizes(self) -> BodyKey:
+        """The key of the body that knows nothing of the sizes, so that more nodes have it in common."""
+        return BodyKey.of(replace(self.call, known=_Known()))
+
 
 def body_key(view: NodeView, opset: int) -> BodyKey | None:
     """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body.
@@ -133,7 +164,7 @@ def body_key(view: NodeView, opset: int) -> BodyKey | None:
     `opset` is that of the model.
     """
     call = _call_of(view, opset)
-    return None if call is None else BodyKey(repr(call), call)
+    return None if call is None else BodyKey.of(call)
 
 
 def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
@@ -168,8 +199,47 @@ def _call_of(view: NodeView, opset: int) -> _Call | None:
     heads, widths = sizes
     read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
     inputs = tuple(name for name in get(GRAPH_OP).input_names if name in tensors)
-    excludes = _mask_excludes(tensors, attrs)
-    return _Call(layout, opset, dtype, heads, widths, inputs, read, tuple(sorted(view.attrs)), excludes)
+    given, excludes = tuple(sorted(view.attrs)), _mask_excludes(tensors, attrs)
+    known = _known_sizes(tensors, layout, excludes, _bounds(attrs) != (UNLIMITED, UNLIMITED))
+    return _Call(layout, opset, dtype, heads, widths, inputs, read, given, excludes, known)
+
+
+def _bounds(attrs: Mapping[str, Any]) -> tuple[int, int]:
+    """How far a row sees to the front and to the back, beside the content of a mask."""
+    if attrs["sparse_mode"] == 1:
+        return UNLIMITED, UNLIMITED
+    if attrs["sparse_mode"] in (2, 3):
+        return UNLIMITED, 0
+    return int(attrs["pre_tockens"]), int(attrs["next_tockens"])
+
+
+def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, excludes: bool, has_band: bool) -> _Known:
+    """What is known of the sizes of operands and mask, as far as it changes the body."""
+    if not {"real_shift", "atten_mask"} & tensors.keys():
+        return _Known()
+    batch, *batches = [_size_of(tensors[name], layout, BATCH_AXIS) for name in ("query", "key", "value")]
+    rows, keys = (_size_of(tensors[name], layout, SEQUENCE_AXIS) for name in ("query", "key"))
+    mask = tensors["atten_mask"].shape if excludes else None
+    beside = [tensors[name].shape for name in ("real_shift",) if name in tensors] + ([mask] if excludes else [])
+    one_batch = _are_one([batch, *batches])
+    fits = one_batch and all(shape is not None and _fits(shape, batch, rows) for shape in beside)
+    has_lengths = mask is not None and "actual_seq_kvlen" not in tensors and _are_one([mask[-1], rows, keys])
+    return _Known(one_batch and not fits, fits, has_lengths and has_band)
+
+
+def _fits(shape: tuple[Dim, ...], batch: Dim, rows: Dim) -> bool:
+    """Whether a mask or bias is known to have no more batches and rows than these."""
+    batches = shape[0] if len(shape) == RANK else 1
+    return all(size == 1 or _are_one([size, wanted]) for size, wanted in ((batches, batch), (shape[-2], rows)))
+
+
+def _size_of(tensor: TensorInfo, layout: str, axes: Mapping[str, int]) -> Dim:
+    return shape_of(tensor, LAYOUTS[layout])[axes[layout]]
+
+
+def _are_one(sizes: Sequence[Dim]) -> bool:
+    """Whether sizes are known to be equal."""
+    return sizes[0] is not None and len(set(sizes)) == 1
 
 
 def _attributes(view: NodeView) -> dict[str, Any]:
@@ -242,19 +312,31 @@ def _key_heads(key: TensorInfo, layout: str, widths: Mapping[str, int], n1: int)
 
 @dataclass(frozen=True)
 class _Band:
-    """The bounds of a band, as conditions on rows and keys, and why a row is without keys, as conditions on rows."""
+    """A band: the number of keys, and the first and the last key that each row reads, "" without this bound. `allowed`
+    are conditions on rows and keys."""
 
+    length: str = ""
+    first: str = ""
+    last: str = ""
     allowed: tuple[str, ...] = ()
-    empty: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class _Allowed:
-    """The value that is true where a row reads a key. `empty` are conditions on rows, one of which holds where a row
-    reads none; without them the keys have to be counted."""
+    """The value that is true where a row reads a key. The `band` tells which rows read none; without it their keys have
+    to be counted."""
 
     keys: str
-    empty: tuple[str, ...] = ()
+    band: _Band | None = None
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """What is allowed, the number to add to each score, and, if cpu_empty_rows needs them, the rows without keys."""
+
+    allowed: _Allowed
+    added: str
+    empty: str
 
 
 @dataclass
@@ -270,20 +352,21 @@ class _Writer(FunctionWriter):
             # The branches read these, not the operands: QDQPropagation of ONNX Runtime (1.20 to 1.32) ends the process
             # if it can move a DequantizeLinear forwards to a value that a branch reads. No number is above infinity.
             query, key, value = (self.op("Min", name, self.number(math.inf)) for name in (query, key, value))
+            mask = self._mask(self._lengths_of_mask(), None) if self._shares_mask() else None
             plain, general = self._branch(1000), self._branch(2000)
             branches = {
-                "then_branch": _graph("as_models_do", plain.nodes, plain.plain(query, key, value, scale)),
-                "else_branch": _graph("any_numbers", general.nodes, general.general(query, key, value, scale)),
+                "then_branch": _graph("as_models_do", plain.nodes, plain.plain(query, key, value, scale, mask)),
+                "else_branch": _graph("any_numbers", general.nodes, general.general(query, key, value, scale, mask)),
             }
             out = self.op("If", self._are_tame(query, key, value, scale), **branches)
         else:
-            out = self.general(query, key, value, scale)
+            out = self.general(query, key, value, scale, None)
         if {"real_shift", "atten_mask"} & set(self.call.inputs):
             out = self._of_operands(out, (query, key, value))
         self._arrange(out)
 
-    def general(self, query: str, key: str, value: str, scale: str) -> str:
-        """The result [B,N1,S1,Dv] for operands of any numbers."""
+    def general(self, query: str, key: str, value: str, scale: str, mask: _Mask | None) -> str:
+        """The result [B,N1,S1,Dv] for operands of any numbers. `mask` is what is known of it already."""
         call = self.call
         bias = self._float("real_shift") if "real_shift" in call.inputs else None
         first = call.attrs["pse_type"] == 1
@@ -297,24 +380,42 @@ class _Writer(FunctionWriter):
         if bias is not None and not first:
             scores = self.op("Add", scores, bias)
         scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
-        return self._attend(scores, value, scaled_bias, batch)
+        for constant in (0.0, -math.inf):
+            self.number(constant)  # these stand in front of whatever reads them
+        allowed = self._allowed(self._lengths(scores), batch) if mask is None else mask.allowed
+        return self._attend(scores, value, scaled_bias, allowed)
 
-    def plain(self, query: str, key: str, value: str, scale: str) -> str:
+    def plain(self, query: str, key: str, value: str, scale: str, mask: _Mask | None) -> str:
         """The result [B,N1,S1,Dv] for operands that `_are_tame`, beside a mask alone."""
         product = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
         scores = self._capped(self.op("Mul", product, scale))
         batch = self._batch(product, value) if self.call.attrs.get("cpu_mask_batch") == "repeated" else None
-        allowed = self._allowed(scores, batch)
-        if allowed is None:
+        mask = mask or self._mask(self._lengths(scores), batch)
+        if mask is None:
             return self.op("MatMul", self.op("Softmax", scores, axis=-1), value)
+        out = self.op("MatMul", self.op("Softmax", self.op("Add", scores, mask.added), axis=-1), value)
+        rule = self.call.attrs.get("cpu_empty_rows", "")
+        return self.op("Where", mask.empty, self.number(0.0), out) if rule in ("", "zero") else out
+
+    def _mask(self, lengths: Lengths, batch: str | None) -> _Mask | None:
+        """What a mask adds to the scores; None if it excludes nothing."""
         rule = self.call.attrs.get("cpu_empty_rows", "")
         nothing = self.number(0.0)
         fill = self.number(float(np.finfo(np.float32).min) if rule == "mean" else -math.inf)
+        allowed = self._allowed(lengths, batch)
+        if allowed is None:
+            return None
         empty = "" if rule in ("mean", "nan") else self._empty(allowed)
         kept = self.op("Or", allowed.keys, empty) if rule == "unmasked" else allowed.keys
-        added = self.op("Where", kept, nothing, fill)
-        out = self.op("MatMul", self.op("Softmax", self.op("Add", scores, added), axis=-1), value)
-        return self.op("Where", empty, nothing, out) if rule in ("", "zero") else out
+        return _Mask(allowed, self.op("Where", kept, nothing, fill), empty)
+
+    def _shares_mask(self) -> bool:
+        """Whether the mask alone says what to add to the scores. It is then computed in front of the branches, where
+        ONNX Runtime sees that all layers compute the same."""
+        call = self.call
+        repeated = call.attrs.get("cpu_mask_batch") == "repeated"
+        has_band = _bounds(call.attrs) != (UNLIMITED, UNLIMITED)
+        return call.mask_excludes and not repeated and (not has_band or call.known.mask_has_lengths)
 
     def _may_be_plain(self) -> bool:
         """Whether a mask is all that changes the scores: no bias, no sink, and no scores of masked keys."""
@@ -323,13 +424,11 @@ class _Writer(FunctionWriter):
         return "atten_mask" in call.inputs and not {"real_shift", "sink"} & set(call.inputs) and not scored
 
     def _are_tame(self, query: str, key: str, value: str, scale: str) -> str:
-        """Whether all operands are finite, and all scores below `_TAME`: two vectors have a product of at most that
-        of their lengths. NaN is below nothing."""
-        lengths = [self.op("Sqrt", self.op("ReduceSumSquare", name, keepdims=0)) for name in (query, key)]
-        largest = self.op("Mul", self.op("Mul", *lengths), self.op("Abs", scale))
-        of_values = self.op("ReduceSumSquare", value, keepdims=0)
-        bounded = [self.op("Less", name, self.number(_TAME)) for name in (largest, *lengths, of_values)]
-        return self._joined("And", bounded)
+        """Whether all operands are finite, and all scores and products below `_TAME`: the product of two vectors is at
+        most half of the sum of their squares. NaN is below nothing."""
+        squares = [self.op("ReduceSumSquare", name, keepdims=0) for name in (query, key, value)]
+        bound = self.op("Div", self.number(_TAME), self.op("Add", self.op("Abs", scale), self.number(1.0)))
+        return self.op("Less", self.op("Sum", *squares), bound)
 
     def _branch(self, offset: int) -> _Writer:
         """The writer of a branch, whose names are no names of this one."""
@@ -390,12 +489,9 @@ class _Writer(FunctionWriter):
         times = self.op("Div", batch, self.op("Max", own, self.ints(1)))
         return self.op("Tile", mask, self.op("Concat", times, self.ints(1, 1, 1), axis=0))
 
-    def _attend(self, scores: str, value: str, bias: str | None, batch: str | None) -> str:
+    def _attend(self, scores: str, value: str, bias: str | None, allowed: _Allowed | None) -> str:
         """The softmax of the scores, times the values."""
         attrs = self.call.attrs
-        for constant in (0.0, -math.inf):
-            self.number(constant)  # these stand in front of whatever reads them
-        allowed = self._allowed(scores, batch)
         mask_value = float(np.float32(attrs.get("cpu_mask_value", -math.inf)))
         biased = attrs.get("cpu_masked_bias") == "added"
         if allowed is None:
@@ -422,8 +518,8 @@ class _Writer(FunctionWriter):
 
     def _empty(self, allowed: _Allowed) -> str:
         """The rows without keys, as far as they broadcast to the scores: their last axis is 1."""
-        if allowed.empty:
-            return self._joined("Or", allowed.empty)
+        if allowed.band is not None:
+            return self._empty_of_band(allowed.band)
         count = self.op("ReduceSum", self.op("Cast", allowed.keys, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
         return self.op("Equal", count, self.number(0.0))
 
@@ -466,7 +562,38 @@ class _Writer(FunctionWriter):
             joined = self.op(op_type, joined, condition)
         return joined
 
-    def _allowed(self, scores: str, batch: str | None) -> _Allowed | None:
+    def _empty_of_band(self, band: _Band) -> str:
+        """The rows whose band has no key."""
+        zero, one = (self.constant(np.array(number, np.int32)) for number in (0, 1))
+        empty = []
+        if band.first:
+            empty.append(self.op("GreaterOrEqual", band.first, band.length))
+        if band.last:
+            end = self.op("Sub", band.length, one)
+            empty.append(self.op("Less", self.op("Min", band.last, end), zero))
+        if band.first and band.last:
+            empty.append(self.op("Less", band.last, band.first))
+        return self._joined("Or", empty)
+
+    def _lengths(self, scores: str) -> Lengths:
+        """How the numbers of rows and keys follow from the scores."""
+        return lambda: self._as_int32(self.op("Shape", scores), 2, 3)
+
+    def _lengths_of_mask(self) -> Lengths:
+        """The same from the mask, whose last size is both."""
+        return lambda: self._as_int32(self.op("Shape", "atten_mask"), -1, -1)
+
+    def _as_int32(self, shape: str, rows: int, keys: int) -> tuple[str, str]:
+        """Positions are int32, which ONNX Runtime compares twice as fast as int64. No length comes near its limit."""
+        found = {
+            axis: self.op(
+                "Cast", self.op("Gather", shape, self.constant(np.array(axis, np.int64))), to=TensorProto.INT32
+            )
+            for axis in dict.fromkeys((rows, keys))
+        }
+        return found[rows], found[keys]
+
+    def _allowed(self, lengths: Lengths, batch: str | None) -> _Allowed | None:
         """The allowed keys, as far as they broadcast to the scores; None without a mask. With `batch` the mask is
         repeated to this batch size."""
         call, mode = self.call, self.call.attrs["sparse_mode"]
@@ -476,41 +603,29 @@ class _Writer(FunctionWriter):
         if call.mask_excludes:
             excluded = self.op("Cast", "atten_mask", to=TensorProto.BOOL)
             parts.append(self.op("Not", excluded if batch is None else self._repeated(excluded, batch)))
-        band = _Band() if mode == 1 else self._band(scores, int(mode))
+        band = self._band(lengths, int(mode))
         if not parts and not band.allowed:
             return None
         allowed = self._joined("And", [*parts, *band.allowed])
-        return _Allowed(allowed, () if parts else band.empty)
+        return _Allowed(allowed, None if parts else band)
 
-    def _band(self, scores: str, mode: int) -> _Band:
+    def _band(self, lengths: Lengths, mode: int) -> _Band:
         """The bounds of key - row: -pre and next, or causal, from the top left (0, 2) or the bottom right (3, 4)."""
-        before, after = (int(self.call.attrs[name]) for name in ("pre_tockens", "next_tockens"))
-        if mode in (2, 3):
-            before, after = UNLIMITED, 0
+        before, after = _bounds(self.call.attrs)
         has_first, has_last = before < UNLIMITED, after < UNLIMITED
         if not has_first and not has_last:
             return _Band()
-        # Positions are int32, which ONNX Runtime compares twice as fast as int64. No length comes near its limit.
-        shape = self.op("Shape", scores)
-        sizes = (self.op("Gather", shape, self.constant(np.array(axis, np.int64))) for axis in (2, 3))
-        rows, keys = (self.op("Cast", size, to=TensorProto.INT32) for size in sizes)
+        rows, keys = lengths()
         zero, one = (self.constant(np.array(number, np.int32)) for number in (0, 1))
         row = self.op("Unsqueeze", self.op("Range", zero, rows, one), self.ints(1))
         if mode in (3, 4):
             row = self.op("Add", row, self.op("Sub", keys, rows))
         key = self.op("Range", zero, keys, one)
-        allowed, empty = [], []
-        if has_first:
-            first = self.op("Sub", row, self.constant(_step(before)))
-            allowed.append(self.op("GreaterOrEqual", key, first))
-            empty.append(self.op("GreaterOrEqual", first, keys))
-        if has_last:
-            last = self.op("Add", row, self.constant(_step(after)))
-            allowed.append(self.op("LessOrEqual", key, last))
-            empty.append(self.op("Less", self.op("Min", last, self.op("Sub", keys, one)), zero))
-        if has_first and has_last:
-            empty.append(self.op("Less", last, first))
-        return _Band(tuple(allowed), tuple(empty))
+        first = self.op("Sub", row, self.constant(_step(before))) if has_first else ""
+        last = self.op("Add", row, self.constant(_step(after))) if has_last else ""
+        allowed = [self.op("GreaterOrEqual", key, first)] if has_first else []
+        allowed += [self.op("LessOrEqual", key, last)] if has_last else []
+        return _Band(keys, first, last, tuple(allowed))
 
     def _weighted(self, weights: str, value: str, read: str) -> str:
         """weights @ value, where values that are not read need not be finite."""
@@ -552,6 +667,14 @@ class _Writer(FunctionWriter):
 
         A mask or bias of more batches or rows than these is an error, as it is in the kernel: it does not repeat them.
         """
+        if self.call.known.fits:
+            return out
+        if self.call.known.one_batch:
+            size = self.op("Shape", operands[0])
+            if self.call.query_width != self.call.widths["value"]:
+                front, width = self.op("Slice", size, self.ints(0), self.ints(3)), self.ints(self.call.widths["value"])
+                size = self.op("Concat", front, width, axis=0)
+            return self.op("Reshape", out, size)
         sizes = [self.op("Shape", name) for name in operands]
         batches = [self.op("Slice", size, self.ints(0), self.ints(1)) for size in sizes]
         rows = self.op("Slice", sizes[0], self.ints(2), self.ints(3))

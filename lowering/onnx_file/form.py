@@ -252,6 +252,8 @@ def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> li
         if key is None:
             return None
         keys.append(key)
+    if len(set(keys)) > len(FILE_OPS):
+        keys = [key.for_any_sizes() for key in keys]
     return keys if len(set(keys)) <= len(FILE_OPS) else None
 
 

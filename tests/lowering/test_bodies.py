@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,9 @@ OUT = "attention_out"
 EMPTY = ("", "zero", "mean", "unmasked", "nan")
 
 
-def view_of(inputs: Inputs, attrs: Mapping[str, Any], width_only: bool = False) -> NodeView:
-    """The node as the registry sees it. With `width_only` batch and lengths are symbols, as in most models."""
+def view_of(inputs: Inputs, attrs: Mapping[str, Any], width_only: bool = False, equal: bool = False) -> NodeView:
+    """The node as the registry sees it. With `width_only` batch and lengths are symbols, as in most models. With
+    `equal` those of equal sizes are one symbol, also in mask and bias."""
 
     def info(name: str, array: np.ndarray) -> TensorInfo:
         shape: tuple[int | str, ...] = array.shape
@@ -34,6 +36,11 @@ def view_of(inputs: Inputs, attrs: Mapping[str, Any], width_only: bool = False) 
             shape = tuple(
                 size if axis in (heads, array.ndim - 1) else f"{name}_{axis}" for axis, size in enumerate(shape)
             )
+            if equal:
+                known = zip(shape, array.shape, strict=True)
+                shape = tuple(f"size_{size}" if isinstance(told, str) else told for told, size in known)
+        elif equal and name in ("atten_mask", "real_shift") and array is not TRIANGLE:
+            shape = tuple(size if size == 1 else f"size_{size}" for size in array.shape)
         return TensorInfo(dtypes.from_numpy(array.dtype), shape)
 
     infos = {name: info(name, array) for name, array in inputs.items()}
@@ -53,9 +60,9 @@ def model_of(inputs: Inputs, attrs: Mapping[str, Any], body: onnx.FunctionProto,
     return helper.make_model(graph, opset_imports=imports, functions=[body], ir_version=8)
 
 
-def run_body(inputs: Inputs, attrs: Mapping[str, Any], opset: int) -> np.ndarray:
-    """What ONNX Runtime without the library computes."""
-    key = body_key(view_of(inputs, attrs, width_only=True), opset)
+def run_body(inputs: Inputs, attrs: Mapping[str, Any], opset: int, equal: bool) -> np.ndarray:
+    """What ONNX Runtime without the library computes. `equal` tells which sizes the body knows to be one."""
+    key = body_key(view_of(inputs, attrs, width_only=True, equal=equal), opset)
     assert key is not None
     model = model_of(inputs, attrs, body_of(key), opset)
     onnx.checker.check_model(model, full_check=True)
@@ -65,16 +72,17 @@ def run_body(inputs: Inputs, attrs: Mapping[str, Any], opset: int) -> np.ndarray
 
 
 def compare(inputs: Inputs, attrs: Mapping[str, Any], opset: int) -> None:
-    got = run_body(inputs, attrs, opset)
     want = reference.run(OP, inputs, attrs, [OUT])[OUT]
-    assert (got.dtype, got.shape) == (want.dtype, want.shape)
     allowed = bounds(inputs, {"pse_type": 1, "scale_value": 1.0, **attrs}).of(OUT)
-    agree(got, want, "body and reference", *allowed)
+    for equal in (False, True):
+        got = run_body(inputs, attrs, opset, equal)
+        assert (got.dtype, got.shape) == (want.dtype, want.shape)
+        agree(got, want, "body and reference", *allowed)
     agree(ops.run(OP, inputs, attrs, [OUT])[OUT], want, "kernel and reference", *allowed)
 
 
-def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
-    """A random call that has a body, and an opset."""
+def draw(seed: int, square: bool = False) -> tuple[Inputs, dict[str, Any], int]:
+    """A random call that has a body, and an opset. With `square` there are as many rows as keys."""
     rng = np.random.default_rng(seed)
 
     def pick(*choices: Any) -> Any:
@@ -92,6 +100,8 @@ def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
         size=8,
         value_size=pick(None, None, 5),
     )
+    if square:
+        form = replace(form, queries=form.keys)
     inputs, attrs = form.inputs(rng), dict(form.all_attrs)
     full = (form.batch, form.heads, form.queries, form.keys)
     mode = pick(None, 0, 0, 1, 2, 3, 4)
@@ -146,6 +156,33 @@ def draw(seed: int) -> tuple[Inputs, dict[str, Any], int]:
 @pytest.mark.parametrize("seed", range(40))
 def test_a_body_computes_what_the_kernel_computes(seed: int) -> None:
     compare(*draw(seed))
+
+
+@pytest.mark.parametrize("seed", range(100, 125))
+def test_a_body_that_knows_the_lengths(seed: int) -> None:
+    """A mask whose last size is both lengths is computed in front of the branches."""
+    compare(*draw(seed, square=True))
+
+
+def test_equal_layers_share_a_mask() -> None:
+    """It depends on the mask alone, so that ONNX Runtime computes it once for all layers, as the model did."""
+    rng = np.random.default_rng(0)
+    form = Form(layout="BSH", dtype="float32", batch=2, heads=2, kv_heads=2, queries=6, keys=6, size=8)
+    inputs, attrs = form.inputs(rng), {**form.all_attrs, "sparse_mode": 3, "cpu_empty_rows": "mean"}
+    inputs["atten_mask"] = mask(rng, (2, 1, 1, 6))
+    key = body_key(view_of(inputs, attrs, width_only=True, equal=True), 17)
+    assert key is not None
+    body = body_of(key)
+    (choice,) = (node for node in body.node if node.op_type == "If")
+    assert {"LessOrEqual", "Where"} <= {node.op_type for node in body.node}
+    branches = {each.name: sorted({node.op_type for node in each.g.node}) for each in choice.attribute}
+    assert branches["then_branch"] == ["Add", "MatMul", "Mul", "Softmax", "Transpose"]
+    assert "Range" not in branches["else_branch"]
+    # A file has a few names for bodies. Where they do not suffice, nodes share a body that knows nothing of sizes.
+    other = body_key(view_of(inputs, attrs, width_only=True), 17)
+    assert other is not None
+    assert key != other
+    assert key.for_any_sizes() == other.for_any_sizes() == other
 
 
 @pytest.mark.parametrize("name", ["atten_mask", "real_shift"])
