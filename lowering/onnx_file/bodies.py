@@ -107,11 +107,13 @@ _TAME = 1e30
 @dataclass(frozen=True)
 class _Known:
     """What is known of the sizes: that query, key and value have one batch, that mask and bias have no more batches and
-    rows than these, and that the last size of the mask is the number of keys and that of rows."""
+    rows than these, that the last size of the mask is the number of keys and that of rows, and that the bias, which is
+    not scaled, is as large as the scores of one sequence, beside a mask of keys."""
 
     one_batch: bool = False
     fits: bool = False
     mask_has_lengths: bool = False
+    bias_is_full: bool = False
 
 
 @dataclass(frozen=True)
@@ -200,7 +202,7 @@ def _call_of(view: NodeView, opset: int) -> _Call | None:
     read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
     inputs = tuple(name for name in get(GRAPH_OP).input_names if name in tensors)
     given, excludes = tuple(sorted(view.attrs)), _mask_excludes(tensors, attrs)
-    known = _known_sizes(tensors, layout, excludes, _bounds(attrs) != (UNLIMITED, UNLIMITED))
+    known = _known_sizes(tensors, layout, excludes, attrs)
     return _Call(layout, opset, dtype, heads, widths, inputs, read, given, excludes, known)
 
 
@@ -213,7 +215,7 @@ def _bounds(attrs: Mapping[str, Any]) -> tuple[int, int]:
     return int(attrs["pre_tockens"]), int(attrs["next_tockens"])
 
 
-def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, excludes: bool, has_band: bool) -> _Known:
+def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, excludes: bool, attrs: Mapping[str, Any]) -> _Known:
     """What is known of the sizes of operands and mask, as far as it changes the body."""
     if not {"real_shift", "atten_mask"} & tensors.keys():
         return _Known()
@@ -224,7 +226,16 @@ def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, excludes: bool,
     one_batch = _are_one([batch, *batches])
     fits = one_batch and all(shape is not None and _fits(shape, batch, rows) for shape in beside)
     has_lengths = mask is not None and "actual_seq_kvlen" not in tensors and _are_one([mask[-1], rows, keys])
-    return _Known(one_batch and not fits, fits, has_lengths and has_band)
+    has_band = _bounds(attrs) != (UNLIMITED, UNLIMITED)
+    is_full = fits and attrs["pse_type"] == 0 and _is_full(tensors.get("real_shift"), mask, rows)
+    return _Known(one_batch and not fits, fits, has_lengths and has_band, is_full)
+
+
+def _is_full(bias: TensorInfo | None, mask: tuple[Dim, ...] | None, rows: Dim) -> bool:
+    """Whether a bias has numbers for each head and row, beside a mask of keys."""
+    if bias is None or bias.shape is None or mask is None:
+        return False
+    return mask[-2] == 1 and bias.shape[1] != 1 and _are_one([rows, bias.shape[2]])
 
 
 def _fits(shape: tuple[Dim, ...], batch: Dim, rows: Dim) -> bool:
@@ -331,6 +342,19 @@ class _Allowed:
 
 
 @dataclass(frozen=True)
+class _Operands:
+    """query [B,N1,S1,D], key [B,N1,S2,D] and value [B,N1,S2,Dv] with their rope parts, the scale, and bias and sink if
+    there are any; all in float32."""
+
+    query: str
+    key: str
+    value: str
+    scale: str
+    bias: str | None = None
+    sink: str | None = None
+
+
+@dataclass(frozen=True)
 class _Mask:
     """What is allowed, the number to add to each score, and, if cpu_empty_rows needs them, the rows without keys."""
 
@@ -344,58 +368,73 @@ class _Writer(FunctionWriter):
     """Writes the nodes of one body. The methods return the names of values."""
 
     call: _Call = field(kw_only=True)
+    operands: _Operands = field(default_factory=lambda: _Operands("", "", "", ""), kw_only=True)
 
     def write(self) -> None:
-        query, key, value = self._operands()
-        scale = self.attribute("scale_value")
+        self.operands = self._operands()
         if self._may_be_plain():
-            # The branches read these, not the operands: QDQPropagation of ONNX Runtime (1.20 to 1.32) ends the process
-            # if it can move a DequantizeLinear forwards to a value that a branch reads. No number is above infinity.
-            query, key, value = (self.op("Min", name, self.number(math.inf)) for name in (query, key, value))
+            self.operands = self._guarded(self.operands)
             mask = self._mask(self._lengths_of_mask(), None) if self._shares_mask() else None
+            added = None
+            if mask is not None and self.operands.bias is not None and self.call.known.bias_is_full:
+                added = self.op("Add", self.operands.bias, mask.added)
             plain, general = self._branch(1000), self._branch(2000)
             branches = {
-                "then_branch": _graph("as_models_do", plain.nodes, plain.plain(query, key, value, scale, mask)),
-                "else_branch": _graph("any_numbers", general.nodes, general.general(query, key, value, scale, mask)),
+                "then_branch": _graph("as_models_do", plain.nodes, plain.plain(mask, added)),
+                "else_branch": _graph("any_numbers", general.nodes, general.general(mask)),
             }
-            out = self.op("If", self._are_tame(query, key, value, scale), **branches)
+            out = self.op("If", self._are_tame(), **branches)
         else:
-            out = self.general(query, key, value, scale, None)
+            out = self.general(None)
         if {"real_shift", "atten_mask"} & set(self.call.inputs):
-            out = self._of_operands(out, (query, key, value))
+            out = self._of_operands(out)
         self._arrange(out)
 
-    def general(self, query: str, key: str, value: str, scale: str, mask: _Mask | None) -> str:
+    def general(self, mask: _Mask | None) -> str:
         """The result [B,N1,S1,Dv] for operands of any numbers. `mask` is what is known of it already."""
-        call = self.call
-        bias = self._float("real_shift") if "real_shift" in call.inputs else None
-        first = call.attrs["pse_type"] == 1
-        product = scores = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
-        batch = self._batch(product, value) if call.attrs.get("cpu_mask_batch") == "repeated" else None
-        if bias is not None and batch is not None:
-            bias = self._repeated(bias, batch)
-        if bias is not None and first:
-            scores = self.op("Add", scores, bias)
-        scores = self._capped(self.op("Mul", scores, scale))
-        if bias is not None and not first:
-            scores = self.op("Add", scores, bias)
-        scaled_bias = self.op("Mul", bias, scale) if bias is not None and first else bias
+        product = self._product()
+        batch, bias = self._batch_and_bias(product)
+        scores = self._scores(product, bias)
+        first = bias is not None and self.call.attrs["pse_type"] == 1
+        scaled_bias = self.op("Mul", bias, self.operands.scale) if bias is not None and first else bias
         for constant in (0.0, -math.inf):
             self.number(constant)  # these stand in front of whatever reads them
         allowed = self._allowed(self._lengths(scores), batch) if mask is None else mask.allowed
-        return self._attend(scores, value, scaled_bias, allowed)
+        return self._attend(scores, self.operands.value, scaled_bias, allowed)
 
-    def plain(self, query: str, key: str, value: str, scale: str, mask: _Mask | None) -> str:
-        """The result [B,N1,S1,Dv] for operands that `_are_tame`, beside a mask alone."""
-        product = self.op("MatMul", query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
-        scores = self._capped(self.op("Mul", product, scale))
-        batch = self._batch(product, value) if self.call.attrs.get("cpu_mask_batch") == "repeated" else None
+    def plain(self, mask: _Mask | None, added: str | None) -> str:
+        """The result [B,N1,S1,Dv] for operands that `_are_tame`. `added` is the bias with what the mask adds, if they
+        are one tensor already."""
+        product = self._product()
+        batch, bias = self._batch_and_bias(product)
+        scores = self._scores(product, None if added is not None else bias)
         mask = mask or self._mask(self._lengths(scores), batch)
-        if mask is None:
-            return self.op("MatMul", self.op("Softmax", scores, axis=-1), value)
-        out = self.op("MatMul", self.op("Softmax", self.op("Add", scores, mask.added), axis=-1), value)
+        if added is None and mask is not None:
+            added = mask.added
+        if added is not None:
+            scores = self.op("Add", scores, added)
+        out = self.op("MatMul", self._without_sink(self._shares(scores)), self.operands.value)
         rule = self.call.attrs.get("cpu_empty_rows", "")
-        return self.op("Where", mask.empty, self.number(0.0), out) if rule in ("", "zero") else out
+        return self.op("Where", mask.empty, self.number(0.0), out) if mask and rule in ("", "zero") else out
+
+    def _product(self) -> str:
+        return self.op("MatMul", self.operands.query, self.op("Transpose", self.operands.key, perm=[0, 1, 3, 2]))
+
+    def _batch_and_bias(self, product: str) -> tuple[str | None, str | None]:
+        """The batch size, if mask and bias are repeated to it, and the bias in this size."""
+        bias = self.operands.bias
+        if self.call.attrs.get("cpu_mask_batch") != "repeated":
+            return None, bias
+        batch = self._batch(product, self.operands.value)
+        return batch, None if bias is None else self._repeated(bias, batch)
+
+    def _scores(self, product: str, bias: str | None) -> str:
+        """The scores of a product of query and key."""
+        first = bias is not None and self.call.attrs["pse_type"] == 1
+        if bias is not None and first:
+            product = self.op("Add", product, bias)
+        scores = self._capped(self.op("Mul", product, self.operands.scale))
+        return self.op("Add", scores, bias) if bias is not None and not first else scores
 
     def _mask(self, lengths: Lengths, batch: str | None) -> _Mask | None:
         """What a mask adds to the scores; None if it excludes nothing."""
@@ -418,21 +457,37 @@ class _Writer(FunctionWriter):
         return call.mask_excludes and not repeated and (not has_band or call.known.mask_has_lengths)
 
     def _may_be_plain(self) -> bool:
-        """Whether a mask is all that changes the scores: no bias, no sink, and no scores of masked keys."""
-        call = self.call
-        scored = math.isfinite(float(call.attrs.get("cpu_mask_value", -math.inf)))
-        return "atten_mask" in call.inputs and not {"real_shift", "sink"} & set(call.inputs) and not scored
+        """Whether masked keys have no part in the result: no scores, and no share of what a sink leaves to empty
+        rows."""
+        attrs = self.call.attrs
+        scored = math.isfinite(float(attrs.get("cpu_mask_value", -math.inf))) or attrs.get("cpu_masked_bias") == "added"
+        empty_are_zero = attrs.get("cpu_empty_rows", "") in ("", "zero")
+        return "atten_mask" in self.call.inputs and not scored and ("sink" not in self.call.inputs or empty_are_zero)
 
-    def _are_tame(self, query: str, key: str, value: str, scale: str) -> str:
+    def _guarded(self, operands: _Operands) -> _Operands:
+        """The operands for branches, which read these and not what the function gets: QDQPropagation of ONNX Runtime
+        (1.20 to 1.32) ends the process if it can move a DequantizeLinear forwards to a value that a branch reads. No
+        number is above infinity."""
+
+        def guarded(name: str) -> str:
+            return self.op("Min", name, self.number(math.inf))
+
+        query, key, value = (guarded(name) for name in (operands.query, operands.key, operands.value))
+        bias, sink = (name and guarded(name) for name in (operands.bias, operands.sink))
+        return _Operands(query, key, value, operands.scale, bias, sink)
+
+    def _are_tame(self) -> str:
         """Whether all operands are finite, and all scores and products below `_TAME`: the product of two vectors is at
         most half of the sum of their squares. NaN is below nothing."""
-        squares = [self.op("ReduceSumSquare", name, keepdims=0) for name in (query, key, value)]
-        bound = self.op("Div", self.number(_TAME), self.op("Add", self.op("Abs", scale), self.number(1.0)))
+        operands = self.operands
+        names = filter(None, (operands.query, operands.key, operands.value, operands.bias, operands.sink))
+        squares = [self.op("ReduceSumSquare", name, keepdims=0) for name in names]
+        bound = self.op("Div", self.number(_TAME), self.op("Add", self.op("Abs", operands.scale), self.number(1.0)))
         return self.op("Less", self.op("Sum", *squares), bound)
 
     def _branch(self, offset: int) -> _Writer:
         """The writer of a branch, whose names are no names of this one."""
-        branch = _Writer(call=self.call)
+        branch = _Writer(call=self.call, operands=self.operands)
         branch.names = {stem: offset + count for stem, count in self.names.items()}
         branch.offset = offset
         return branch
@@ -448,14 +503,15 @@ class _Writer(FunctionWriter):
     def _float(self, name: str) -> str:
         return self.op("Cast", name, to=TensorProto.FLOAT)
 
-    def _operands(self) -> tuple[str, str, str]:
-        """query [B,N1,S1,D], key [B,N1,S2,D] and value [B,N1,S2,Dv] in float32, their rope parts included."""
+    def _operands(self) -> _Operands:
+        """The operands in float32."""
         n1, n2 = self.call.heads
         query = [self._arranged(name, n1, n1) for name in ("query", "query_rope") if name in self.call.inputs]
         key = [self._arranged(name, n2, n1) for name in ("key", "key_rope") if name in self.call.inputs]
         value = self._arranged("value", n2, n1)
         joined = [parts[0] if len(parts) == 1 else self.op("Concat", *parts, axis=3) for parts in (query, key)]
-        return joined[0], joined[1], value
+        bias, sink = (self._float(name) if name in self.call.inputs else None for name in ("real_shift", "sink"))
+        return _Operands(joined[0], joined[1], value, self.attribute("scale_value"), bias, sink)
 
     def _arranged(self, name: str, heads: int, repeated: int) -> str:
         """An operand as [B,N1,S,D] in float32. Each of its heads is repeated for the query heads that share it."""
@@ -535,13 +591,7 @@ class _Writer(FunctionWriter):
     def _softmax(self, scores: str, empty: str | None) -> str:
         """The softmax, with 0 for the rows that cpu_nan_rows names."""
         attrs, nothing = self.call.attrs, self.number(0.0)
-        sink = "sink" in self.call.inputs
-        if sink:
-            column = self.op("Reshape", self._float("sink"), self.ints(1, -1, 1, 1))
-            front = self.op("Slice", self.op("Shape", scores), self.ints(0), self.ints(3))
-            column = self.op("Expand", column, self.op("Concat", front, self.ints(1), axis=0))
-            scores = self.op("Concat", scores, column, axis=3)
-        weights = self.op("Softmax", scores, axis=-1)
+        weights = self._shares(scores)
         if guard := attrs.get("cpu_nan_rows"):
             undefined = self.op("IsNaN", weights)
             if guard == "infinite":
@@ -551,9 +601,22 @@ class _Writer(FunctionWriter):
             if empty is not None:
                 undefined = self.op("And", undefined, self.op("Not", empty))
             weights = self.op("Where", undefined, nothing, weights)
-        if sink:
-            weights = self.op("Slice", weights, self.ints(0), self.ints(-1), self.ints(3))
-        return weights
+        return self._without_sink(weights)
+
+    def _shares(self, scores: str) -> str:
+        """The softmax of the scores, with a sink as one more column."""
+        if self.operands.sink is not None:
+            column = self.op("Reshape", self.operands.sink, self.ints(1, -1, 1, 1))
+            front = self.op("Slice", self.op("Shape", scores), self.ints(0), self.ints(3))
+            column = self.op("Expand", column, self.op("Concat", front, self.ints(1), axis=0))
+            scores = self.op("Concat", scores, column, axis=3)
+        return self.op("Softmax", scores, axis=-1)
+
+    def _without_sink(self, weights: str) -> str:
+        """The weights without the column of the sink."""
+        if self.operands.sink is None:
+            return weights
+        return self.op("Slice", weights, self.ints(0), self.ints(-1), self.ints(3))
 
     def _joined(self, op_type: str, conditions: Sequence[str]) -> str:
         """And or Or of conditions, of which there is one at least."""
@@ -662,7 +725,7 @@ class _Writer(FunctionWriter):
             "If", condition, then_branch=then, else_branch=_graph("no_such_values", [identity], "finite_only")
         )
 
-    def _of_operands(self, out: str, operands: Sequence[str]) -> str:
+    def _of_operands(self, out: str) -> str:
         """The result, with the sizes that query, key and value give it.
 
         A mask or bias of more batches or rows than these is an error, as it is in the kernel: it does not repeat them.
@@ -670,12 +733,13 @@ class _Writer(FunctionWriter):
         if self.call.known.fits:
             return out
         if self.call.known.one_batch:
-            size = self.op("Shape", operands[0])
+            size = self.op("Shape", self.operands.query)
             if self.call.query_width != self.call.widths["value"]:
                 front, width = self.op("Slice", size, self.ints(0), self.ints(3)), self.ints(self.call.widths["value"])
                 size = self.op("Concat", front, width, axis=0)
             return self.op("Reshape", out, size)
-        sizes = [self.op("Shape", name) for name in operands]
+        operands = self.operands
+        sizes = [self.op("Shape", name) for name in (operands.query, operands.key, operands.value)]
         batches = [self.op("Slice", size, self.ints(0), self.ints(1)) for size in sizes]
         rows = self.op("Slice", sizes[0], self.ints(2), self.ints(3))
         heads, width = self.ints(self.call.heads[0]), self.ints(self.call.widths["value"])

@@ -164,6 +164,32 @@ def test_a_body_that_knows_the_lengths(seed: int) -> None:
     compare(*draw(seed, square=True))
 
 
+@pytest.mark.parametrize("scaled", [0, 1])
+@pytest.mark.parametrize("rule", EMPTY)
+@pytest.mark.parametrize("huge", [None, 3e38, -np.inf, np.nan])
+def test_a_bias_beside_a_mask(scaled: int, rule: str, huge: float | None) -> None:
+    """A bias as large as the scores of one sequence, as T5 has it; also with numbers that are lost in a mask's."""
+    rng = np.random.default_rng(1)
+    form = Form(layout="BSH", dtype="float32", batch=2, heads=2, kv_heads=2, queries=6, keys=6, size=8)
+    inputs, attrs = form.inputs(rng), {**form.all_attrs, "pse_type": scaled, "cpu_empty_rows": rule}
+    inputs["atten_mask"] = mask(rng, (2, 1, 1, 6))
+    inputs["real_shift"] = rng.standard_normal((1, 2, 6, 6)).astype(np.float32)
+    if huge is not None:
+        inputs["real_shift"][0, 1, 2, 3] = huge
+    compare(inputs, attrs, 17)
+
+
+@pytest.mark.parametrize("number", [0.5, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("guard", ["", "zero", "infinite"])
+def test_a_sink_beside_a_mask(number: float, guard: str) -> None:
+    rng = np.random.default_rng(2)
+    form = Form(layout="BNSD", dtype="float16", batch=2, heads=2, kv_heads=2, queries=6, keys=6, size=8)
+    inputs, attrs = form.inputs(rng), {**form.all_attrs, "sparse_mode": 3, "cpu_nan_rows": guard}
+    inputs["atten_mask"] = mask(rng, (2, 1, 1, 6))
+    inputs["sink"] = np.array([0.25, number], np.float32)
+    compare(inputs, attrs, 17)
+
+
 def test_equal_layers_share_a_mask() -> None:
     """It depends on the mask alone, so that ONNX Runtime computes it once for all layers, as the model did."""
     rng = np.random.default_rng(0)
