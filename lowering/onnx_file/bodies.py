@@ -21,9 +21,9 @@ Values of keys that a row does not read need not be finite: a matrix product wou
 keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
 place of such values, and a branch adds the effect of those that are read; it runs only if there are any.
 
-Where a mask is all that changes the scores, and query, key and value are finite and not huge, none of this is needed: a
-branch then computes what models compute, with a number that is added to the scores at masked keys. It is as fast as the
-model was. What is left of a mask has the size of the mask, not of the scores:
+Where all operands are finite and not huge, none of this is needed: a branch then computes what models compute, with a
+number that is added to the scores at masked keys. It is as fast as the model was. What is left of a mask has the size
+of the mask, not of the scores, and is computed in front of the branches if it depends on nothing else:
 
     cpu_empty_rows   added at masked keys            a row without keys
     ---------------  ------------------------------  -----------------------------------------------------------
