@@ -176,14 +176,15 @@ class Regions:
             queue, seen = deque([name] if name else []), set[str]()
             while queue:
                 value = queue.popleft()
-                seen.add(value)
                 yield value, role
                 maker = result.maker.get(value)
                 if maker is None or is_fused(maker) or not self._is_new(maker):
                     continue
                 new[id(maker)] = maker
-                if maker.op_type != "Shape":
-                    queue.extend(each for each in data_inputs(maker) if each not in result.constants | seen)
+                for each in data_inputs(maker) if maker.op_type != "Shape" else ():
+                    if each not in result.constants and each not in seen:
+                        seen.add(each)
+                        queue.append(each)
 
     def _replaced_values(self, node: onnx.NodeProto, result: Side, new: dict[int, onnx.NodeProto]) -> Iterator[str]:
         """The values of the original in whose place the results of the fused node stand."""

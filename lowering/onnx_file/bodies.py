@@ -202,7 +202,7 @@ def _call_of(view: NodeView, opset: int) -> _Call | None:
     read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
     inputs = tuple(name for name in get(GRAPH_OP).input_names if name in tensors)
     given, excludes = tuple(sorted(view.attrs)), _mask_excludes(tensors, attrs)
-    known = _known_sizes(tensors, layout, excludes, attrs)
+    known = _known_sizes(tensors, layout, attrs)
     return _Call(layout, opset, dtype, heads, widths, inputs, read, given, excludes, known)
 
 
@@ -215,27 +215,32 @@ def _bounds(attrs: Mapping[str, Any]) -> tuple[int, int]:
     return int(attrs["pre_tockens"]), int(attrs["next_tockens"])
 
 
-def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, excludes: bool, attrs: Mapping[str, Any]) -> _Known:
+def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, attrs: Mapping[str, Any]) -> _Known:
     """What is known of the sizes of operands and mask, as far as it changes the body."""
     if not {"real_shift", "atten_mask"} & tensors.keys():
         return _Known()
-    batch, *batches = [_size_of(tensors[name], layout, BATCH_AXIS) for name in ("query", "key", "value")]
+    beside = _shapes_beside(tensors, attrs)
+    batches = [_size_of(tensors[name], layout, BATCH_AXIS) for name in ("query", "key", "value")]
     rows, keys = (_size_of(tensors[name], layout, SEQUENCE_AXIS) for name in ("query", "key"))
-    mask = tensors["atten_mask"].shape if excludes else None
-    beside = [tensors[name].shape for name in ("real_shift",) if name in tensors] + ([mask] if excludes else [])
-    one_batch = _are_one([batch, *batches])
-    fits = one_batch and all(shape is not None and _fits(shape, batch, rows) for shape in beside)
-    has_lengths = mask is not None and "actual_seq_kvlen" not in tensors and _are_one([mask[-1], rows, keys])
-    has_band = _bounds(attrs) != (UNLIMITED, UNLIMITED)
-    is_full = fits and attrs["pse_type"] == 0 and _is_full(tensors.get("real_shift"), mask, rows)
-    return _Known(one_batch and not fits, fits, has_lengths and has_band, is_full)
+    fits = _are_one(batches) and all(_fits(shape, batches[0], rows) for shape in beside.values())
+    has_lengths = "atten_mask" in beside and _are_one([beside["atten_mask"][-1], rows, keys])
+    counts = "actual_seq_kvlen" not in tensors and _bounds(attrs) != (UNLIMITED, UNLIMITED)
+    is_full = fits and attrs["pse_type"] == 0 and _is_full(beside, rows)
+    return _Known(_are_one(batches) and not fits, fits, has_lengths and counts, is_full)
 
 
-def _is_full(bias: TensorInfo | None, mask: tuple[Dim, ...] | None, rows: Dim) -> bool:
+def _shapes_beside(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> dict[str, tuple[Dim, ...]]:
+    """The shapes of the bias, and of a mask whose content counts."""
+    names = ("real_shift", "atten_mask") if _mask_excludes(tensors, attrs) else ("real_shift",)
+    return {name: tensors[name].shape or () for name in names if name in tensors}
+
+
+def _is_full(beside: Mapping[str, tuple[Dim, ...]], rows: Dim) -> bool:
     """Whether a bias has numbers for each head and row, beside a mask of keys."""
-    if bias is None or bias.shape is None or mask is None:
+    if not {"real_shift", "atten_mask"} <= beside.keys():
         return False
-    return mask[-2] == 1 and bias.shape[1] != 1 and _are_one([rows, bias.shape[2]])
+    _, heads, rows_of_bias, _ = beside["real_shift"]
+    return beside["atten_mask"][-2] == 1 and heads != 1 and _are_one([rows, rows_of_bias])
 
 
 def _fits(shape: tuple[Dim, ...], batch: Dim, rows: Dim) -> bool:
