@@ -6,6 +6,7 @@ import errno
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -358,7 +359,7 @@ def _copy(path: Path, target: int, shift: int) -> Iterator[int]:
 
 def _part_of(source: int, position: int, size: int) -> tuple[int, int]:
     """Where the next bytes that are no hole begin and end, as far as the system tells. Raises OSError."""
-    if not hasattr(os, "SEEK_DATA"):  # not on Windows
+    if sys.platform == "win32":  # tells nothing of holes
         return position, size
     position = os.lseek(source, position, os.SEEK_DATA)
     return position, os.lseek(source, position, os.SEEK_HOLE)
