@@ -143,8 +143,14 @@ class InferenceSession(OwnSession):
         self._fa_temporary = tempfile.TemporaryDirectory(prefix="fa_compiler-")
         folder = Path(self._fa_temporary.name)
         places = {file: f"{number}.data" for number, file in enumerate(files)}
-        for file, place in places.items():
-            (folder / place).symlink_to(file)
+        try:
+            for file, place in places.items():
+                (folder / place).symlink_to(file)
+        except OSError:  # on Windows this is a right of its own
+            raise InputError(
+                f"{loaded.name} has its weights in other files, which ONNX Runtime {ort.__version__} finds by links "
+                "only, and this user may make none; take a newer release, or fuse the file with fa-compiler optimize"
+            ) from None
         relocate(proto, places | loaded.kept_in_file_location)
         path = folder / (loaded.path.name if loaded.path else "model.onnx")
         path.write_bytes(_bytes(proto, loaded))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,11 +28,28 @@ def _makes_links() -> bool:
 
 
 LINKS = pytest.mark.skipif(not _makes_links(), reason="this user may not make symbolic links")
+SIGNALS = pytest.mark.skipif(IS_WINDOWS, reason="Windows sends no signals to other processes")
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 NAMED_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
 DEVICES = pytest.mark.skipif(IS_WINDOWS, reason="Windows has no devices in folders, such as /dev/stdout")
+TERMINALS = pytest.mark.skipif(
+    importlib.util.find_spec("termios") is None, reason="Windows has no terminals that a program can make"
+)
 PEAK_MEMORY = pytest.mark.skipif(
     importlib.util.find_spec("resource") is None, reason="Windows has no getrusage, which tells the peak of the memory"
 )
 NAMES_OF_BYTES = pytest.mark.skipif(IS_WINDOWS, reason="the names of files are text on Windows")
+COPIES_IN_THE_KERNEL = pytest.mark.skipif(
+    not hasattr(os, "copy_file_range"), reason="Python has copy_file_range on Linux only"
+)
 FILES_GO_AT_ONCE = pytest.mark.skipif(IS_WINDOWS, reason="on Windows a removed file stays until the last one closes it")
+
+LISTENS_TO_INTERRUPTS: dict[str, Any] = (
+    {} if IS_WINDOWS else {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+)
+"""Options of a process. A test run in a shell's background inherits an interrupt that is ignored, and hands it down."""
+
+
+def said(text: str) -> str:
+    """What a program said, without the line that ONNX Runtime writes in Wine, where it looks for a GPU."""
+    return text.replace("Failed to create DXGI factory.\n", "")

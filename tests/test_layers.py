@@ -13,7 +13,7 @@ LAYERS = Layers(
     "fa_compiler",
     ROOT / "fa_compiler",
     (
-        *("version", "errors", "reference", "ops", "protos", "checks", "model_files", "pipeline", "fuse_pass"),
+        *("version", "errors", "shell", "reference", "ops", "protos", "checks", "model_files", "pipeline", "fuse_pass"),
         *("session", "comparison", "decoding", "measuring", "page", "running", "parallel", "atc", "provider"),
         *("everywhere", "command_line", "__main__"),
     ),

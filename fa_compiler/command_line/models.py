@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
+from fa_compiler import shell
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.options import given, words_given
 from fa_compiler.errors import InputError
@@ -107,7 +107,7 @@ def plan(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         print(wrote(args.output))
         if report.count("fused"):
-            print(f"next: start the program with FA_COMPILER_PLAN={printable(shlex.quote(str(args.output)))}")
+            print(f"next: start the program with FA_COMPILER_PLAN={printable(shell.command([str(args.output)]))}")
             print("The program has to load the library as execution provider; `fa-compiler docs provider` shows how.")
     return _strict_exit_code(report) if args.strict else OK
 

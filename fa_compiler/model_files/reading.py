@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, one_line, origin
 from fa_compiler.lowering.onnx_file import to_graph_operators
-from fa_compiler.model_files import inline_weights, repairs
+from fa_compiler.model_files import inline_weights, refusals, repairs
 from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
@@ -164,9 +164,9 @@ def _read(path: Path) -> _Read:
             raise _too_large(path, "more than 2 GiB")
     except FileNotFoundError:
         hint = "; download an address first" if re.match(r"https?:[/\\]", str(path)) else ""
-        raise InputError(f"{path}: no such file{hint}") from None
+        raise InputError(f"{path}: no such file{refusals.too_long(path)}{hint}") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise InputError(f"{path} cannot be read: {refusals.reason(error, path)}") from None
     return _Read(_parse(content, str(path)))
 
 

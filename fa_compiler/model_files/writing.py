@@ -15,7 +15,7 @@ from pathlib import Path
 import onnx
 
 from fa_compiler.errors import InputError
-from fa_compiler.model_files import positional
+from fa_compiler.model_files import positional, refusals
 from fa_compiler.model_files.destination import is_same, is_special, open_for_writing, real_place
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights, extent, serialised
 from fa_compiler.model_files.joined import file_chunks
@@ -84,7 +84,7 @@ class Staging:
         try:
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         except OSError as error:
-            if not target.parent.is_dir():
+            if not target.parent.is_dir() and not refusals.too_long(target):
                 raise InputError(
                     f"{target} cannot be written: there is no folder {target.parent}; make it first"
                 ) from None
@@ -427,6 +427,5 @@ def _sync_folder(folder: Path) -> None:
 
 def cannot_write(target: Path, error: OSError) -> InputError:
     """The error for the user if the system refuses to write to `target`."""
-    reason = error.strerror or str(error)
     hint = "free some space or choose another place" if error.errno in FULL else "choose another place"
-    return InputError(f"{target} cannot be written: {reason}; {hint}")
+    return InputError(f"{target} cannot be written: {refusals.reason(error, target)}; {hint}")

@@ -6,7 +6,6 @@ The page holds its styles, its script and its drawings, and asks no network for 
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from urllib.parse import quote
 
 import onnx
 
+from fa_compiler import shell
 from fa_compiler.comparison.decoder import caches_of
 from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
@@ -267,14 +267,14 @@ def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
     yield f"<section aria-labelledby='run'><h2 id='run'>{title}</h2>"
     if run.written is None:
         command = ["fa-compiler", "optimize", str(run.model), "-o", "fused.onnx", *run.options, "--verify"]
-        yield from _code(shlex.join(command))
+        yield from _code(shell.command(command))
     else:
         yield from _ways(run.written)
     if fused and report.target == "ort":
         yield "<h3>Measure it on this machine</h3>"
         decoding = ["--decode"] if caches_of(drawn.original) else []
         command = ["fa-compiler", "bench", str(run.model), *decoding, *run.options, "--html", str(run.gain)]
-        yield from _code(shlex.join(command))
+        yield from _code(shell.command(command))
         link = f"<a href='{escape(quote(run.gain.name))}'>{escape(run.gain.name)}</a>"
         yield f"<p>This command writes {link} beside this page.</p>"
     yield "</section>"

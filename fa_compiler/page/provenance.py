@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fa_compiler import shell
 from fa_compiler.page.wording import unbroken
 from fa_compiler.pipeline.how_to_run import HowToRun
 from fa_compiler.version import __version__
@@ -34,7 +34,7 @@ class Provenance:
     def of(words: Sequence[str]) -> Provenance:
         """Of a command line with these words, on this machine, now."""
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-        return Provenance(f"fa_compiler {__version__}", date, shlex.join(["fa-compiler", *words]), _machine())
+        return Provenance(f"fa_compiler {__version__}", date, shell.command(["fa-compiler", *words]), _machine())
 
     def section(self) -> Iterator[str]:
         """The section of a page."""

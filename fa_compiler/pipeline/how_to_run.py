@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 from dataclasses import dataclass
 
 import onnx
 
+from fa_compiler import shell
 from fa_compiler.checks.operators import needs_library, without_kernel
 from fa_compiler.op_registry import DOMAIN, DOMAINS
 from fa_compiler.op_registry.products import product
@@ -106,7 +106,7 @@ def _with_library(path: str, proto: onnx.ModelProto | None, options: Options) ->
             Way("Python", _registered(path)),
             Way(
                 "Python, if other code makes the sessions: it may load this file or the original",
-                ("FA_COMPILER_PROVIDER=1 python script.py    # ONNX Runtime 1.23 or newer",),
+                shell.with_variable("FA_COMPILER_PROVIDER", "1", "python script.py    # ONNX Runtime 1.23 or newer"),
             ),
             Way(
                 "C++",
@@ -159,7 +159,7 @@ def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> How
         words += ["--cann", options.cann]
     if options.assume:
         words += ["--assume", ",".join(sorted(options.assume))]
-    command = shlex.join(words)
+    command = shell.command(words)
     needs = "The operators of this file are those of Ascend. The first command writes the folder that ATC compiles."
     if sizes := "" if proto is None else _open_sizes(proto):
         command += f' --input-shape "{sizes}"'

@@ -471,7 +471,9 @@ USAGE = {
 }
 
 
-@pytest.mark.parametrize("case", USAGE)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=DEVICES if case == "a folder that cannot be made" else ()) for case in USAGE]
+)
 def test_bad_usage(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     arguments, expected = USAGE[case]
     places = {

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import lzma
 import os
-import pty
 import signal
 import subprocess
 import sys
-import termios
 import threading
 import tomllib
 from pathlib import Path
@@ -24,7 +22,7 @@ from fa_compiler.model_files import writing
 from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import MissedCode
-from tests.systems import DEVICES, LINKS
+from tests.systems import DEVICES, LINKS, LISTENS_TO_INTERRUPTS, SIGNALS, TERMINALS, said
 
 from .builders import attention, ops, plain, projected, saved
 
@@ -42,7 +40,7 @@ def test_as_a_process(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, said(done.stderr)) == (0, "")
     assert "1 fused (of 1)" in done.stdout
     assert "wrote out.onnx, page.html, report.json" in done.stdout
     saved_by_it = "at 4,096 tokens 512 MiB of scores and probabilities are not held any more"
@@ -156,8 +154,12 @@ def test_tables_are_as_wide_as_columns_says(
     assert row.endswith("FlashAttentionScore, BNSD, 4 heads, no mask") == (columns == 120)
 
 
+@TERMINALS
 def test_a_terminal_that_can_do_nothing_has_its_width(tmp_path: Path) -> None:
     """Rich takes 80 columns for each terminal of the kind "dumb"."""
+    import pty
+    import termios
+
     path = saved(attention(), tmp_path / "model.onnx")
     master, terminal = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 50))
@@ -208,7 +210,7 @@ def test_reader_that_goes_away(tmp_path: Path) -> None:
     os.close(read)
     done = subprocess.run([*COMMAND, "registry", "list"], stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
-    assert (done.returncode, done.stderr) == (141, "")
+    assert (done.returncode, said(done.stderr)) == (141, "")
 
 
 @DEVICES
@@ -236,6 +238,7 @@ sys.exit(main())
 """
 
 
+@SIGNALS
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     saved(attention(), tmp_path / "model.onnx")
@@ -245,8 +248,7 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # A test run in a shell's background inherits an interrupt that is ignored, and hands it down.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **LISTENS_TO_INTERRUPTS,
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
@@ -284,9 +286,9 @@ def test_an_interrupt_that_comes_out_as_another_error(number: str, error: str, t
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **LISTENS_TO_INTERRUPTS,
     )
-    assert (done.returncode, done.stderr) == (130, "fa-compiler: error: interrupted; nothing was written\n")
+    assert (done.returncode, said(done.stderr)) == (130, "fa-compiler: error: interrupted; nothing was written\n")
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
 
 
@@ -312,7 +314,7 @@ def _interrupted(program: str, module: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        **LISTENS_TO_INTERRUPTS,
     )
 
 
@@ -320,7 +322,7 @@ def _interrupted(program: str, module: str) -> subprocess.CompletedProcess[str]:
 def test_an_interrupt_while_the_command_is_imported(module: str) -> None:
     process = _interrupted(_HASTY, module)
     error = "fa-compiler: error: interrupted; nothing was written\n"
-    assert (process.returncode, process.stdout, process.stderr) == (130, "", error)
+    assert (process.returncode, process.stdout, said(process.stderr)) == (130, "", error)
 
 
 def test_an_interrupt_while_another_program_imports_the_package() -> None:
@@ -363,6 +365,8 @@ def test_a_shell_without_completion(capsys: pytest.CaptureFixture[str]) -> None:
 
 def _on_a_terminal(arguments: list[str], folder: Path) -> str:
     """What a command prints to a terminal on standard error."""
+    import pty
+
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, *arguments],
@@ -383,6 +387,7 @@ def _on_a_terminal(arguments: list[str], folder: Path) -> str:
     return seen.decode()
 
 
+@TERMINALS
 def test_progress_is_for_terminals(tmp_path: Path) -> None:
     saved(attention(), tmp_path / "model.onnx")
     arguments = ["optimize", "model.onnx", "-o", "out.onnx"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ast
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 
 from fa_compiler.command_line import docs
 from fa_compiler.command_line.main import main, parser
+from tests.systems import TERMINALS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fa_compiler", "passes", "lowering", "op_registry")
@@ -78,7 +78,10 @@ def test_a_wrong_name(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err == f"fa-compiler: error: {WRONG[word]}\n"
 
 
+@TERMINALS
 def test_a_terminal_gets_it_laid_out() -> None:
+    import pty
+
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "70"}
     command = [sys.executable, "-m", "fa_compiler", "docs", "install"]

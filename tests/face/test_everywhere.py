@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.startup import as_installed, beside_the_package
-from tests.systems import FORK
+from tests.systems import FORK, said
 
 from .builders import attention, saved
 from .test_in_place import decoder
@@ -38,7 +38,7 @@ def run(program: str, folder: Path, **variables: str) -> tuple[list[str], str]:
         [sys.executable, str(path)], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr
+    return done.stdout.splitlines(), said(done.stderr)
 
 
 @pytest.mark.parametrize(
@@ -288,11 +288,11 @@ def test_a_program_whose_stderr_cannot_be_written(stderr: str, folder: Path) -> 
 
 def test_an_interrupt_in_the_matcher_ends_the_program(folder: Path) -> None:
     program = """
-import os, signal
+import signal
 import onnxruntime as ort
 import fa_compiler.everywhere, fa_compiler.provider as provider
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background ignores it
-provider.replacement = lambda *arguments, **words: os.kill(os.getpid(), signal.SIGINT)
+provider.replacement = lambda *arguments, **words: signal.raise_signal(signal.SIGINT)
 try:
     ort.InferenceSession("attention.onnx")
 except KeyboardInterrupt:

@@ -20,7 +20,7 @@ from fa_compiler.model_files import writing
 from fa_compiler.model_files.reading import load
 from fa_compiler.passes import Report
 from fa_compiler.pipeline.fusing import copy_of
-from tests.systems import LINKS, PEAK_MEMORY
+from tests.systems import COPIES_IN_THE_KERNEL, LINKS, PEAK_MEMORY
 
 from .builders import SIZE, attention, external, ops, projected, saved
 
@@ -64,6 +64,7 @@ def test_other_folder_copies_with_the_same_offsets(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weight_of(out), weight)
 
 
+@COPIES_IN_THE_KERNEL
 @pytest.mark.parametrize("code", [errno.EXDEV, errno.EOPNOTSUPP])
 def test_copy_where_the_kernel_cannot(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """File systems without copy_file_range get a plain copy; other errors are not swallowed."""
@@ -87,7 +88,7 @@ def test_copy_where_there_is_no_copy_in_the_kernel(tmp_path: Path, monkeypatch: 
     """Python on macOS has no copy_file_range."""
     path, weight = projected(tmp_path / "in")
     (tmp_path / "out").mkdir()
-    monkeypatch.delattr(writing.os, "copy_file_range")
+    monkeypatch.delattr(writing.os, "copy_file_range", raising=False)
     fa_compiler.optimize(path, tmp_path / "out" / "m.onnx")
     np.testing.assert_array_equal(weight_of(tmp_path / "out" / "m.onnx"), weight)
 
