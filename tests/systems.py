@@ -32,12 +32,16 @@ SIGNALS = pytest.mark.skipif(IS_WINDOWS, reason="Windows sends no signals to oth
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 NAMED_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")
 DEVICES = pytest.mark.skipif(IS_WINDOWS, reason="Windows has no devices in folders, such as /dev/stdout")
+ELF = pytest.mark.skipif(
+    sys.platform != "linux", reason="the library is no file of Linux; make wheels checks the other systems' libraries"
+)
 TERMINALS = pytest.mark.skipif(
     importlib.util.find_spec("termios") is None, reason="Windows has no terminals that a program can make"
 )
 PEAK_MEMORY = pytest.mark.skipif(
     importlib.util.find_spec("resource") is None, reason="Windows has no getrusage, which tells the peak of the memory"
 )
+MODES = pytest.mark.skipif(IS_WINDOWS, reason="files have no modes for owner, group and others on Windows")
 NAMES_OF_BYTES = pytest.mark.skipif(IS_WINDOWS, reason="the names of files are text on Windows")
 COPIES_IN_THE_KERNEL = pytest.mark.skipif(
     not hasattr(os, "copy_file_range"), reason="Python has copy_file_range on Linux only"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import difflib
 import importlib
 import logging
@@ -579,7 +580,15 @@ def _run(argv: Sequence[str] | None) -> int:
     except Exception as error:
         if interrupts.arrived():
             raise KeyboardInterrupt from error
+        if _is_closed_pipe(error):
+            raise BrokenPipeError from error
         return _report(error)
+
+
+def _is_closed_pipe(error: Exception) -> bool:
+    """Is this what Windows says where the reader of a stream has gone? It calls the argument of the write invalid."""
+    is_invalid = isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
+    return sys.platform == "win32" and is_invalid
 
 
 def _report(error: Exception) -> int:

@@ -112,7 +112,7 @@ def _with_library(path: str, proto: onnx.ModelProto | None, options: Options) ->
                 "C++",
                 (
                     "options.RegisterCustomOpsLibrary(library);    // `fa-compiler library` prints its path",
-                    f"Ort::Session session(env, {_quoted(path)}, options);",
+                    f"Ort::Session session(env, {'L' if shell.IS_WINDOWS else ''}{_quoted(path)}, options);",
                 ),
             ),
         ),

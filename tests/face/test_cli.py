@@ -22,7 +22,7 @@ from fa_compiler.model_files import writing
 from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import MissedCode
-from tests.systems import DEVICES, LINKS, LISTENS_TO_INTERRUPTS, SIGNALS, TERMINALS, said
+from tests.systems import DEVICES, LINKS, LISTENS_TO_INTERRUPTS, MODES, NAMED_PIPES, SIGNALS, TERMINALS, said
 
 from .builders import attention, ops, plain, projected, saved
 
@@ -471,6 +471,7 @@ def test_force_replaces_the_input(tmp_path: Path) -> None:
     assert sorted(file.name for file in tmp_path.iterdir()) == ["model.onnx", "weights.bin"]
 
 
+@MODES
 def test_existing_output_is_replaced_with_its_mode(tmp_path: Path) -> None:
     path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     out.write_bytes(b"old")
@@ -480,6 +481,7 @@ def test_existing_output_is_replaced_with_its_mode(tmp_path: Path) -> None:
     assert out.stat().st_mode & 0o777 == 0o640
 
 
+@MODES
 def test_new_output_obeys_the_umask(tmp_path: Path) -> None:
     path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     before = os.umask(0o027)
@@ -575,6 +577,7 @@ def test_report_to_standard_output(tmp_path: Path) -> None:
     assert f"wrote {out}, /dev/stdout" in done.stderr.decode()
 
 
+@NAMED_PIPES
 def test_a_stream_is_not_named_as_a_model_to_load(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, pipe = saved(attention(), tmp_path / "model.onnx"), tmp_path / "pipe"
     os.mkfifo(pipe)

