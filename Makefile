@@ -10,7 +10,8 @@
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make wheels   wheels for Linux and Windows on x86-64 and arm64, and a source distribution, in build/wheels; where
 #                 qemu-user is, a sample of the tests on the aarch64 one
-#   make windows  tests of the wheel for Windows, in a Windows Python that Wine runs; WINDOWS="tests/face" says which
+#   make windows  the tests of the wheel for Windows, in a Windows Python that Wine runs, and the programs in C++ and Node
+#                 as programs for Windows; WINDOWS="tests/face" says which tests, WINDOWS=--sample takes five minutes
 #   make release  all that a release needs but publishing it: checks, pages, wheels, a trial of one, and a list of the rest
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
@@ -19,7 +20,8 @@
 #                 on all releases that can load it, and in packages that make their own sessions (the recipes of
 #                 docs/recipes.md; two of them need 9 GB of memory); other tools on fused graphs; rewritten graphs in
 #                 OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; what we declare of ONNX
-#                 Runtime's C interface beside its headers; sharded models in processes of MPI; a sample of make sweep
+#                 Runtime's C interface beside its headers; sharded models in processes of MPI; where Wine and the wheel
+#                 for Windows are, a sample of make windows; a sample of make sweep
 #   make sweep    export, convert, fuse and compare models of other collections (torch, transformers ...; hours at first);
 #                 ROWS='^(bert|llama)$$' says which architectures
 #   make clean    remove what the above made
@@ -87,9 +89,9 @@ wheels: $(VENV)-wheels/.wheels
 
 # The wheel is built first: what is compiled already is not compiled again.
 WINDOWS :=
-windows: $(VENV)-wheels/.wheels
+windows: $(VENV)-wheels/.wheels build/hosts/.hosts
 	$(VENV)-wheels/bin/python .ci/wheels/build.py win_amd64
-	$(VENV)-wheels/bin/python -m tools.compat.windows $(WINDOWS)
+	$(VENV)-wheels/bin/python -m tools.compat.windows --programs build/hosts/node_modules $(WINDOWS)
 
 # Its first part ends in a minute if a version, a date or a commit is missing.
 release: $(VENV)/.test
@@ -114,7 +116,7 @@ docs: $(VENV)-docs/.docs
 
 # Files for Ascend are made without ONNX Runtime, which only judges them there: the newest one does.
 compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-packages/.packages $(VENV)-optimum/.sweep \
-		$(VENV)-mpi/.mpi build/web/.web build/hosts/.hosts build/headers/.headers
+		$(VENV)-mpi/.mpi $(VENV)-wheels/.wheels build/web/.web build/hosts/.hosts build/headers/.headers
 	$(BIN)/python -m tools.compat.check_abi build/hosts build/headers $(HEADERS)
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \
@@ -132,6 +134,7 @@ compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)
 	PYTHONPATH="$(CURDIR)" $(VENV)-packages/bin/python -m tools.compat.check_packages packages
 	PYTHONPATH="$(CURDIR)" $(VENV)-optimum/bin/python -m tools.compat.check_packages optimum
 	PYTHONPATH="$(CURDIR)" $(VENV)-mpi/bin/python -m pytest -q tests/parallel/test_mpi.py
+	$(VENV)-wheels/bin/python -m tools.compat.windows --if-there --sample --programs build/hosts/node_modules
 	$(MAKE) sweep ROWS='$(SAMPLE)'
 
 # What is in build/sweep already is not made again. ROWS=REGEX chooses the architectures that are exported, SWEEP="--only

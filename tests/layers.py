@@ -35,7 +35,7 @@ class Layers:
         """The modules of the package that a file imports anywhere, also in a function, such as "masks.mask"."""
         found = set()
         package = file.relative_to(self.root).parent.parts
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
                 found |= {alias.name.removeprefix(f"{self.name}.") for alias in node.names if self.holds(alias.name)}
             if not isinstance(node, ast.ImportFrom):

@@ -121,7 +121,7 @@ def counted(folder: str) -> dict[str, Counts]:
     """The counts of the Python files of a folder, without those behind its links to other folders."""
     root = ROOT / folder
     own = (path for path in sorted(root.rglob("*.py")) if path.resolve().is_relative_to(root.resolve()))
-    return {str(path.relative_to(ROOT)): counts_of(ast.parse(path.read_text())) for path in own}
+    return {str(path.relative_to(ROOT)): counts_of(ast.parse(path.read_text(encoding="utf-8"))) for path in own}
 
 
 def counts_of(tree: ast.Module) -> Counts:

@@ -42,12 +42,14 @@ from tools.api_page import made
 from tools.fuzz.kind import names as kinds
 
 ROOT = Path(__file__).parent.parent
-ASCEND, ASCEND_IN_CHINESE = ((ROOT / "docs" / name).read_text() for name in ("ascend.md", "ascend.zh.md"))
-COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text()
-README, README_IN_CHINESE = ((ROOT / name).read_text() for name in ("README.md", "README.zh.md"))
-RUNTIMES_PAGE = (ROOT / "docs" / "runtimes.md").read_text()
-PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs").glob("*.md"))}
-CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+ASCEND, ASCEND_IN_CHINESE = (
+    (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("ascend.md", "ascend.zh.md")
+)
+COMMAND_LINE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+README, README_IN_CHINESE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.zh.md"))
+RUNTIMES_PAGE = (ROOT / "docs" / "runtimes.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 FOR_DEVELOPERS = {
     "CONTRIBUTING.md": CONTRIBUTING,
     **{name: PAGES[name] for name in ("architecture.md", "developing.md")},
@@ -236,7 +238,7 @@ def test_the_commands_of_the_page_of_ascend_run(tmp_path: Path, monkeypatch: pyt
         assert main(words) == OK, line
         if words[0] == "atc":
             folder = Path(words[words.index("-o") + 1])
-            for block in json.loads((folder / "report.json").read_text())["fusion"]["blocks"]:
+            for block in json.loads((folder / "report.json").read_text(encoding="utf-8"))["fusion"]["blocks"]:
                 assert block["status"] == "fused", line
                 if "--sequence-parallel" in words:  # whose ranks have masks of their own
                     continue
@@ -265,7 +267,7 @@ def test_links() -> None:
 
 
 def test_what_the_pages_cite_is_there() -> None:
-    graphs = json.loads((ROOT / "tests" / "graphs" / "index.json").read_text())
+    graphs = json.loads((ROOT / "tests" / "graphs" / "index.json").read_text(encoding="utf-8"))
     for text in PAGES.values():
         assert all((ROOT / path).exists() for path in re.findall(r"`(tests/[\w/.]+)`", text))
         for names in re.findall(r"`tests/graphs/index\.json` \(([^)]*)\)", text):
@@ -296,7 +298,7 @@ def test_names_that_developers_are_sent_to_are_in_their_files(places: list[str])
     found = NAMES.findall(PAGES["developing.md"])
     assert len(found) > 20
     for file, names in found:
-        texts = [(ROOT / place[1:]).read_text() for place in fnmatch.filter(places, f"*/{file}")]
+        texts = [(ROOT / place[1:]).read_text(encoding="utf-8") for place in fnmatch.filter(places, f"*/{file}")]
         for name in re.findall(r"`(\w+)`", names):
             assert any(re.search(rf"\b{name}\b", text) for text in texts), f"{file}: {name}"
 
@@ -317,10 +319,10 @@ def test_docstrings_of_packages_name_what_they_have() -> None:
     """The names and files in the docstring of a package are in its files, or in those beside the package."""
     for folder in PROGRAM:
         for init in (ROOT / folder).rglob("__init__.py"):
-            doc = ast.get_docstring(ast.parse(init.read_text())) or ""
+            doc = ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or ""
             assert doc, f"{init}: say what the folder is for, and name the function that others call"
             files = [*init.parent.rglob("*.py"), *init.parents[1].glob("*.py")]
-            texts = "\n".join(path.read_text() for path in files).replace(doc, "")
+            texts = "\n".join(path.read_text(encoding="utf-8") for path in files).replace(doc, "")
             for name in re.findall(r"`(\w+)`", doc):
                 assert re.search(rf"\b{name}\b", texts), f"{init}: {name}"
             named = set(re.findall(r"\b\w+\.py\b", doc))
@@ -409,6 +411,6 @@ def test_the_recipe_of_onnx_ir_fuses(
 
 def test_every_environment_variable_is_documented() -> None:
     sources = [path for folder in ("fa_compiler", "lowering") for path in (ROOT / folder).rglob("*.*")]
-    text = "\n".join(path.read_text() for path in sources if path.suffix in (".py", ".cc"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.suffix in (".py", ".cc"))
     named = set(re.findall(r'"(FA_COMPILER_[A-Z0-9_]+)"', text))
     assert named == set(re.findall(r"^\| `(FA_COMPILER_\w+)` \|", COMMAND_LINE, re.MULTILINE))

@@ -35,7 +35,7 @@ def test_no_circles() -> None:
 
 
 def test_the_page_has_the_same_order() -> None:
-    page = (ROOT / "docs" / "developing.md").read_text()
+    page = (ROOT / "docs" / "developing.md").read_text(encoding="utf-8")
     table = page[page.index("## The packages of fa_compiler/") :]
     rows = re.findall(r"^\| (`[^|]+`) \|", table[: table.index("\n## ", 1)], re.MULTILINE)
     words = [word.removesuffix(".py").rstrip("/") for row in rows for word in re.findall(r"`([^`]+)`", row)]

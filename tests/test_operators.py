@@ -75,17 +75,21 @@ def missing(module: str, record: Operator) -> Iterator[str]:
 
 def _missing_of_kernel(file: str, record: Operator, kernel: CpuKernel) -> Iterator[str]:
     space, newest = descriptors.snake(record.name), record.variants[-1]
-    sources = [path for path in CSRC.rglob("*.cc") if re.search(rf"namespace (fa::)?{space} {{", path.read_text())]
-    sources = [path for path in sources if "> make_kernel(" in path.read_text()]
+    sources = [
+        path
+        for path in CSRC.rglob("*.cc")
+        if re.search(rf"namespace (fa::)?{space} {{", path.read_text(encoding="utf-8"))
+    ]
+    sources = [path for path in sources if "> make_kernel(" in path.read_text(encoding="utf-8")]
     if not sources:
         yield (
             f"lowering/ort/csrc/{space}.cc: write the kernel, with make_kernel in the namespace fa::{space}; "
             f"or say kernel=None in {file} if there is none"
         )
     for path in sources:
-        if str(path.relative_to(CSRC)) not in (CSRC / "CMakeLists.txt").read_text().split():
+        if str(path.relative_to(CSRC)) not in (CSRC / "CMakeLists.txt").read_text(encoding="utf-8").split():
             yield f"lowering/ort/csrc/CMakeLists.txt: add {path.relative_to(CSRC)} to the sources of the library"
-    if f"namespace {space} {{" not in descriptors.PATH.read_text():
+    if f"namespace {space} {{" not in descriptors.PATH.read_text(encoding="utf-8"):
         yield "lowering/ort/csrc/descriptors.inc: run python -m fa_compiler.lowering.ort.descriptors"
     if kernel.required_output not in (None, *newest.output_names):
         yield f"{file}: `required_output` of the kernel is {kernel.required_output}, which {record.name} does not have"

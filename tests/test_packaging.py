@@ -184,7 +184,7 @@ def configured(folder: Path, *options: str, **environment: str) -> subprocess.Co
 def configured_variants(folder: Path, *options: str) -> list[str]:
     result = configured(folder, *options)
     assert result.returncode == 0, result.stderr
-    return re.findall(r"^FA_VARIANT\((\w+),", (folder / "variants.inc").read_text(), re.MULTILINE)
+    return re.findall(r"^FA_VARIANT\((\w+),", (folder / "variants.inc").read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_native_are_the_baseline_and_what_this_machine_takes(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ def test_other_words_for_variants_are_refused(tmp_path: Path) -> None:
 
 def test_every_installation_says_which_variants_it_has() -> None:
     """The folder of the objects remembers those of make demo, so that pip has to be told each time."""
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["scikit-build"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["scikit-build"]
     assert settings["cmake"]["define"] == {"FA_VARIANTS": "all"}
 
 
@@ -249,7 +249,7 @@ print(*sorted(new))
 
 def test_an_installation_has_the_pages(installed: Path, tmp_path: Path) -> None:
     code = "import sys\nfrom fa_compiler.command_line.main import main\nsys.exit(main(['docs', 'install']))"
-    page = (ROOT / "docs" / "install.md").read_text()
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     assert run(code, tmp_path, installed) == page.rstrip().splitlines()
 
 

@@ -14,7 +14,7 @@ from tests.passes.accepted import ACCEPTED, ANY
 from tests.passes.strategies import FIELDS, MASK
 
 ROOT = Path(__file__).parent.parent
-PAGE = (ROOT / "docs" / "recognised.md").read_text()
+PAGE = (ROOT / "docs" / "recognised.md").read_text(encoding="utf-8")
 HINTS = {
     Code.MASK_VALUE: "`--assume masks-dominate`, if no score comes near the number",
     Code.EMPTY_ROWS: "`--assume no-empty-rows`, if no row is masked everywhere",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import difflib
+import errno
 import importlib
 import logging
 import os

@@ -194,7 +194,7 @@ def test_the_document_holds_every_part(tmp_path: Path, capsys: pytest.CaptureFix
     file = tmp_path / "bench.json"
     file.write_text(json.dumps({"about": about, "cases": RESULTS, "memory": rows}))
     assert main(["show", str(file)]) == 0
-    text = (tmp_path / "bench.md").read_text()
+    text = (tmp_path / "bench.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out == text + "\n"
     for words in ("2 x Made Up", "Held to avx2: our kernels, torch, OpenVINO", "## 1 thread\n", "## 2 threads\n",
                   "1 of 2 aims met", "| long | 12.3 | - |",
@@ -218,9 +218,9 @@ def test_several_runs_are_shown_as_one(tmp_path: Path) -> None:
     plots.mkdir()
     assert main(["show", *map(str, files), "--plots", str(plots)]) == 0
     assert {file.name for file in plots.iterdir()} == {"roofline.svg", "lengths.svg"}
-    assert "chunk-1m" not in (plots / "roofline.svg").read_text()
+    assert "chunk-1m" not in (plots / "roofline.svg").read_text(encoding="utf-8")
     assert main(["show", *map(str, reversed(files))]) == 0
-    shown = json.loads((tmp_path / "bench.json").read_text())["cases"]
+    shown = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["cases"]
     medians = {row["case"]["name"]: row["peers"]["ours"]["median_ms"] for row in shown}
     assert medians == {"bert": 10.0, "gpt2": 10.0, "chunk-32k": 10.0, "chunk-1m": 10.0}
 
@@ -311,11 +311,11 @@ def test_a_tiny_run(tmp_path: Path) -> None:
                "--threads", "1", "--out", str(tmp_path)]  # fmt: skip
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads((tmp_path / "bench.json").read_text())["cases"]
+    (row,) = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))["cases"]
     assert row["case"]["name"] == "small" and row["limit_ms"] > 0 and row["aim"] is None
     assert {"ours", "ort-unfused", "ort-mha", "ort-gqa"} <= set(row["peers"])
     assert all(peer["right"] and peer["calls"] >= 1 for peer in row["peers"].values())
-    assert "| small |" in (tmp_path / "bench.md").read_text() and (tmp_path / "bars1.svg").is_file()
+    assert "| small |" in (tmp_path / "bench.md").read_text(encoding="utf-8") and (tmp_path / "bars1.svg").is_file()
     assert "small" in done.stdout
 
 

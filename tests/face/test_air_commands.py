@@ -75,7 +75,7 @@ def test_drawings(tmp_path: Path, model: Model) -> None:
     paths = tree.iter("{http://www.w3.org/2000/svg}path")
     assert sum(path.get("class", "").startswith("arrow") for path in paths) == len(edges)
     assert main(["air", "show", str(path), "--graph", str(tmp_path / "model.dot")]) == 0
-    assert (tmp_path / "model.dot").read_text().count("->") == len(edges)
+    assert (tmp_path / "model.dot").read_text(encoding="utf-8").count("->") == len(edges)
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_single_op_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main([*FORWARD, "--attr", "scale_value=0.125", "-o", str(out), "--soc-version", "Ascend910B2"]) == 0
     assert "atc --singleop=fas.json --output=fas --soc_version=Ascend910B2" in capsys.readouterr().out
     assert check(out) == []
-    entry = json.loads(out.read_text())[0]
+    entry = json.loads(out.read_text(encoding="utf-8"))[0]
     names = ["query", "key", "value", "real_shift", "drop_mask", "padding_mask", "atten_mask"]
     assert [tensor["name"] for tensor in entry["input_desc"]] == names
     assert [tensor["shape"] for tensor in entry["output_desc"]][:1] == [[1, 12, 512, 8]]
@@ -124,7 +124,7 @@ def test_single_op_of_any_ge_operator(tmp_path: Path) -> None:
     words += ["--attr", "concat_dim=1", "--attr", "N=2", "-o", str(out)]
     assert main(words) == 0
     assert check(out) == []
-    entry = json.loads(out.read_text())[0]
+    entry = json.loads(out.read_text(encoding="utf-8"))[0]
     assert entry["input_desc"][1]["shape_range"] == [[1, -1]]
     assert entry["output_desc"] == [
         {"name": "y", "type": "float", "format": "ND", "shape": [2, -1], "shape_range": [[1, -1]]}
@@ -132,7 +132,7 @@ def test_single_op_of_any_ge_operator(tmp_path: Path) -> None:
     words = ["single-op", "SplitV", "--input", "x=4,6:float16", "--input", "size_splits=2:int64"]
     words += ["--const", "size_splits=1,5", "--input", "split_dim=1:int64", "--const", "split_dim=1"]
     assert main([*words, "--attr", "num_split=2", "-o", str(out)]) == 0
-    outputs = json.loads(out.read_text())[0]["output_desc"]
+    outputs = json.loads(out.read_text(encoding="utf-8"))[0]["output_desc"]
     assert [(tensor["name"], tensor["shape"]) for tensor in outputs] == [("y0", [4, 1]), ("y1", [4, 5])]
 
 
@@ -144,7 +144,7 @@ def test_single_op_with_values(tmp_path: Path) -> None:
     words += ["--const", "actual_seq_lengths_kv=100,256", "--output-desc", "attention_out=2,128,512:float16"]
     words += ["--output-desc", "softmax_lse=1:float", "-o", str(out)]
     assert main(words) == 0
-    entry = json.loads(out.read_text())[0]
+    entry = json.loads(out.read_text(encoding="utf-8"))[0]
     tensors = {tensor["name"]: tensor for tensor in entry["input_desc"]}
     assert tensors["actual_seq_lengths_kv"]["const_value"] == [100, 256]
     assert {"key0", "value0"} <= set(tensors)

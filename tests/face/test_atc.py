@@ -55,7 +55,7 @@ def test_a_folder_that_atc_compiles(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [op.output_descs[0].shape for op in read(out / "model.air").root.of_type("Data")] == [
         (2, HEADS, 32, SIZE)
     ] * 3
-    report = json.loads((out / "report.json").read_text())
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["soc_version"] == "Ascend910B2"
     assert report["operators"]["FlashAttentionScore"] == 1
     assert report["fusion"]["blocks"][0]["status"] == "fused"
@@ -86,7 +86,7 @@ def test_the_script_runs_that_command(tmp_path: Path) -> None:
     done = subprocess.run(
         [out / "atc.sh", "--log=info"], env=environment, capture_output=True, text=True, check=True, cwd="/"
     )
-    words = json.loads((out / "report.json").read_text())["command"]
+    words = json.loads((out / "report.json").read_text(encoding="utf-8"))["command"]
     assert done.stdout.splitlines() == [str(out), *words[1:], "--log=info"]
     tool.unlink()
     failed = subprocess.run([out / "atc.sh"], env=environment, capture_output=True, text=True, check=False)
@@ -99,14 +99,14 @@ def test_open_sizes_and_gears(tmp_path: Path) -> None:
     wanted = ";".join(f"{name}:1~4,{HEADS},-1,{SIZE}" for name in ("query", "key", "value"))
     out = tmp_path / "out"
     assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", wanted, "--quiet"]) == 0
-    assert f"--input_shape={wanted}" in (out / "atc.sh").read_text()
+    assert f"--input_shape={wanted}" in (out / "atc.sh").read_text(encoding="utf-8")
     query = next(read(out / "model.air").root.of_type("Data")).output_descs[0]
     assert (query.shape, query.ranges) == ((-1, HEADS, -1, SIZE), ((1, 4), (HEADS, HEADS), (1, -1), (SIZE, SIZE)))
 
     wanted = wanted.replace("1~4", "2")
     gears = ["--dynamic-dims", "16,16,16;32,32,32"]
     assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", wanted, *gears, "--quiet"]) == 0
-    line = (out / "atc.sh").read_text().splitlines()[-1]
+    line = (out / "atc.sh").read_text(encoding="utf-8").splitlines()[-1]
     assert f"--input_shape={wanted}" in shlex.split(line)
     assert "--dynamic_dims=16,16,16;32,32,32" in shlex.split(line)
     assert next(read(out / "model.air").root.of_type("Data")).output_descs[0].ranges[2] == (16, 32)  # type: ignore[index]
@@ -126,7 +126,7 @@ def test_gears_follow_the_inputs_of_the_model(tmp_path: Path, route: str) -> Non
     model, out = saved(two_rows(), tmp_path / "model.onnx"), tmp_path / "out"
     words = ["--route", route, "--input-shape", "b:-1,4;a:-1,4", "--dynamic-dims", "8,1;16,2", "--quiet"]
     assert main(["atc", str(model), "-o", str(out), *SOC, *words]) == 0
-    line = shlex.split((out / "atc.sh").read_text().splitlines()[-1])
+    line = shlex.split((out / "atc.sh").read_text(encoding="utf-8").splitlines()[-1])
     assert {"--input_shape=a:-1,4;b:-1,4", "--dynamic_dims=1,8;2,16"} <= {*line}
 
 
@@ -312,7 +312,7 @@ def test_only_what_an_earlier_run_wrote_is_replaced(tmp_path: Path, capsys: pyte
     (out / "notes.txt").write_text("mine")
     assert main(command) == 2
     assert "holds notes.txt, which fa-compiler did not write" in capsys.readouterr().err
-    assert (out / "notes.txt").read_text() == "mine"
+    assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert main(["atc", str(path), "-o", str(path), *SOC]) == 2
     assert "is not a folder" in capsys.readouterr().err
     assert main(["atc", str(path), "-o", str(tmp_path / "no" / "where"), *SOC]) == 2
@@ -379,7 +379,7 @@ def test_values_that_are_read_on_the_host_are_in_the_single_op(tmp_path: Path) -
     values = {name: weight(lengths, "DT_INT64") for name in ("query", "actual_seq_qlen", "actual_seq_kvlen")}
     built = RouteResult("model.air", 1, [], [op, op], constants={"fas": values})
     (file,) = single.write_all(built, tmp_path, Request(soc_version("Ascend910B2")))
-    tensors = {tensor["name"]: tensor for tensor in json.loads(file.read_text())[0]["input_desc"]}
+    tensors = {tensor["name"]: tensor for tensor in json.loads(file.read_text(encoding="utf-8"))[0]["input_desc"]}
     assert tensors["actual_seq_qlen"]["const_value"] == [128, 256]
     assert "const_value" not in tensors["query"]
     assert check_json(file) == []
@@ -417,7 +417,11 @@ def test_large_weights_are_files_of_the_folder(tmp_path: Path, monkeypatch: pyte
     command = ["atc", str(path), "-o", str(out), *SOC, "--input-shape", "x:1,4096,4", "--quiet"]
     for _ in range(2):  # the second run replaces what the first wrote
         assert main(command) == 0
-    (file,) = [name for name in json.loads((out / "report.json").read_text())["files"] if name.startswith("air_weight")]
+    (file,) = [
+        name
+        for name in json.loads((out / "report.json").read_text(encoding="utf-8"))["files"]
+        if name.startswith("air_weight")
+    ]
     assert (out / file).read_bytes() == table.tobytes()
     assert (out / "model.air").stat().st_size < 4096
     assert check_air(out / "model.air") == []

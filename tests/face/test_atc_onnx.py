@@ -59,7 +59,7 @@ def test_route_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     assert check_json(out / "single_op" / "FlashAttentionScore_0.json") == []
     assert verdict(check(out / "model.onnx")) == "accepted"
-    report = json.loads((out / "report.json").read_text())
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert (report["route"], report["opset"], report["outputs"]) == ("onnx", 17, ["out"])
     assert report["operators"]["FlashAttentionScore"] == 1
     assert report["command"][:4] == ["atc", "--mode=0", "--framework=5", "--model=model.onnx"]
@@ -81,7 +81,9 @@ def test_a_division_of_integers_is_noted(tmp_path: Path, capsys: pytest.CaptureF
     out = tmp_path / "out"
     words = ["atc", str(saved(model, tmp_path / "model.onnx")), "-o", str(out), *SOC, "--route", "onnx"]
     assert main(words) == 0
-    (note,) = (note for note in json.loads((out / "report.json").read_text())["notes"] if "RealDiv" in note)
+    (note,) = (
+        note for note in json.loads((out / "report.json").read_text(encoding="utf-8"))["notes"] if "RealDiv" in note
+    )
     assert note.startswith("d0, d1, d2 and 2 more: ATC's plugin makes a RealDiv of a division of integers")
     assert "d0, d1, d2 and 2 more" in capsys.readouterr().out
 
@@ -120,7 +122,7 @@ def test_route_npu(tmp_path: Path) -> None:
     assert not (out / "plugin").exists()
     model = onnx.load(out / "model.onnx")
     assert [(node.domain, node.op_type) for node in model.graph.node] == [("npu", "NPUPromptFlashAttention")]
-    (block,) = json.loads((out / "report.json").read_text())["fusion"]["blocks"]
+    (block,) = json.loads((out / "report.json").read_text(encoding="utf-8"))["fusion"]["blocks"]
     assert (block["op"], block["node"], block["assumed"]) == (
         "NPUPromptFlashAttention",
         model.graph.node[0].name,
@@ -155,7 +157,7 @@ def test_route_npu_refuses_by_node(tmp_path: Path, capsys: pytest.CaptureFixture
     assert list(tmp_path.iterdir()) == [source]
     assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu", "--assume", "half-attention"]) == 0
     assert "NPUPromptFlashAttention" in (said := capsys.readouterr().out) and "assuming half-attention" in said
-    (block,) = json.loads((out / "report.json").read_text())["fusion"]["blocks"]
+    (block,) = json.loads((out / "report.json").read_text(encoding="utf-8"))["fusion"]["blocks"]
     assert block["node"] in {node.name for node in onnx.load(out / "model.onnx").graph.node}
 
 
@@ -165,7 +167,7 @@ def test_310p_gets_its_own_operator(tmp_path: Path, route: str) -> None:
     out = tmp_path / "out"
     words = ["--soc-version", "Ascend310P3", "--input-shape", SHAPES, "--route", route, "--quiet"]
     assert main(["atc", str(source), "-o", str(out), *words]) == 0
-    report = json.loads((out / "report.json").read_text())
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["operators"]["PromptFlashAttention"] == 1
     assert "FlashAttentionScore" not in report["operators"]
 
@@ -176,7 +178,7 @@ def test_without_attention_there_is_no_plugin(tmp_path: Path) -> None:
     words = ["--soc-version", "Ascend910B2", "--input-shape", "x:3,4", "--route", "onnx", "--quiet"]
     assert main(["atc", str(source), "-o", str(out), *words]) == 0
     assert written(out) == ["atc.sh", "model.onnx", "report.json"]
-    notes = json.loads((out / "report.json").read_text())["fusion"]["notes"]
+    notes = json.loads((out / "report.json").read_text(encoding="utf-8"))["fusion"]["notes"]
     assert notes == ["nothing was fused: the output is the model as ATC's parser takes it"]
 
 
@@ -275,7 +277,7 @@ def test_an_input_whose_name_atc_cannot_read(tmp_path: Path, capsys: pytest.Capt
     assert main([*words, "--route", "onnx"]) == 2
     assert "the input 'in;put' holds ';'" in capsys.readouterr().err
     assert main([*words, "--route", "air"]) == 0
-    assert "--input_shape=in_put:2,3" in (tmp_path / "out" / "atc.sh").read_text()
+    assert "--input_shape=in_put:2,3" in (tmp_path / "out" / "atc.sh").read_text(encoding="utf-8")
 
 
 def test_a_declared_type_that_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

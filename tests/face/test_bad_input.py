@@ -500,7 +500,7 @@ def test_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str
     saved(attention(), path)
     out, report = tmp_path / os.fsdecode(b"o\xff.onnx"), tmp_path / "r.json"
     assert main(["optimize", str(path), "-o", str(out), "--report", str(report), "--quiet"]) == 0
-    assert json.loads(report.read_text())["model"] == str(path)
+    assert json.loads(report.read_text(encoding="utf-8"))["model"] == str(path)
     projected(tmp_path / "in")
     assert main(["optimize", str(tmp_path / "in" / "model.onnx"), "-o", str(out)]) == 2
     _one_error(capfd, "UTF-8")

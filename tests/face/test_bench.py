@@ -164,7 +164,7 @@ def test_an_interrupt_keeps_what_is_measured(
     seen = capsys.readouterr()
     assert re.search(r"^ 4 +\d", seen.out, re.MULTILINE)
     assert seen.err == "fa-compiler: error: interrupted; the length that was finished is above\n"
-    assert " times as fast at 4 tokens" in page.read_text()
+    assert " times as fast at 4 tokens" in page.read_text(encoding="utf-8")
     page.unlink()
     count = 1  # nothing was measured before
     assert main(words) == 130
@@ -218,7 +218,7 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["bench", path, "--lengths", "4,8", "--seconds", "0.02", "--json", "--html", str(page)]
     assert main(words) == 0
     told = json.loads(capsys.readouterr().out)
-    text = page.read_text()
+    text = page.read_text(encoding="utf-8")
     assert "http" not in text
     assert "href" not in text
     assert " times as fast at " in text
@@ -234,7 +234,7 @@ def test_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for model, links in ((path, 1), (str(saved(attention(), tmp_path / "other.onnx")), 0)):
         assert main(["inspect", model, "--html", str(tmp_path / "page.html")]) == 0
         assert main(words) == 0
-        assert page.read_text().count("<a href='page.html'>") == links
+        assert page.read_text(encoding="utf-8").count("<a href='page.html'>") == links
 
 
 def test_nothing_measured_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

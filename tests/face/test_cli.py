@@ -92,7 +92,7 @@ def test_inspect_tells_what_a_fused_attention_misses(tmp_path: Path, capsys: pyt
     assert "it is not proven" in missed["reason"] and "masks-dominate" in missed["hint"]
     page = tmp_path / "page.html"
     assert main(["inspect", path, "--html", str(page), "--quiet"]) == 0
-    assert "What was fused and could be better" in page.read_text()
+    assert "What was fused and could be better" in page.read_text(encoding="utf-8")
 
 
 def test_strict_tells_what_is_not_fused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -349,7 +349,7 @@ def test_completion(line: str, tmp_path: Path) -> None:
     given = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
     environment = {**os.environ, **given, "_ARGCOMPLETE_STDOUT_FILENAME": str(answer)}
     subprocess.run([sys.executable, "-m", "fa_compiler"], env=environment, check=False, capture_output=True)
-    assert COMPLETIONS[line] in answer.read_text().splitlines()
+    assert COMPLETIONS[line] in answer.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -404,7 +404,7 @@ def test_version_and_help(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_version_is_that_of_the_project() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["version"] == fa_compiler.__version__
 
 
@@ -413,7 +413,7 @@ def test_report_is_the_json_of_the_schema(tmp_path: Path, capfd: pytest.CaptureF
     out = str(tmp_path / "out.onnx")
     assert main(["optimize", str(path), "-o", out, "--report", str(report), "--quiet"]) == 0
     assert capfd.readouterr().out == ""
-    written = json.loads(report.read_text())
+    written = json.loads(report.read_text(encoding="utf-8"))
     assert {"schema", "model", "target", "blocks", "summary", "seconds"} <= written.keys()
     assert (written["schema"], written["model"], written["target"]) == (1, str(path), "ort")
     assert written["summary"] == {
@@ -505,7 +505,7 @@ def test_link_at_the_output_is_written_through(exists: bool, tmp_path: Path) -> 
     assert main(["optimize", str(path), "-o", str(out), "--report", str(tmp_path / "report.json"), "--quiet"]) == 0
     assert out.is_symlink()
     assert ops(place) == ["FlashAttention"]
-    assert json.loads((place.parent / "r.json").read_text())["model"] == str(path)
+    assert json.loads((place.parent / "r.json").read_text(encoding="utf-8"))["model"] == str(path)
     assert not exists or place.stat().st_mode & 0o777 == 0o640
     assert {file.name for file in place.parent.iterdir()} == {"m.onnx", "r.json"}
 

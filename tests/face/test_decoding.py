@@ -528,7 +528,7 @@ def test_the_examples_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     two files needs those of transformers."""
     monkeypatch.chdir(tmp_path)
     saved(harness.load(LLAMA), Path("decoder.onnx"))
-    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
     first, with_two_files, several = blocks
     assert "take_caches(outputs)" in with_two_files
     found: dict[str, Any] = {}
@@ -568,7 +568,7 @@ def test_a_decoder_is_measured(name: str, tmp_path: Path, capsys: pytest.Capture
         speed = decoded["tokens_per_second"]["fused"]
         assert speed == pytest.approx(1e3 / each["fused"]["median"], rel=0.01)
         assert (decoded["prompt"] is not None) == (name == LLAMA)
-    page = (tmp_path / "gain.html").read_text()
+    page = (tmp_path / "gain.html").read_text(encoding="utf-8")
     assert "Time of a step of one token" in page and "24 cached keys" in page
 
 

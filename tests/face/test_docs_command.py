@@ -31,7 +31,9 @@ def test_every_page_is_listed_with_one_line(capsys: pytest.CaptureFixture[str]) 
 
 def test_the_index_has_the_rows_of_the_readme() -> None:
     readme = re.findall(
-        r"^\| \[docs/([\w.]+)\.md\]\(docs/[\w.]+\.md\) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE
+        r"^\| \[docs/([\w.]+)\.md\]\(docs/[\w.]+\.md\) \| (.+) \|$",
+        (ROOT / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
     )
     assert set(readme) <= set(docs.contents())
 
@@ -39,11 +41,11 @@ def test_the_index_has_the_rows_of_the_readme() -> None:
 @pytest.mark.parametrize("word", ["install", "docs/install.md", "Install", "install.md"])
 def test_a_pipe_gets_the_page_as_it_is(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["docs", word]) == 0
-    assert capsys.readouterr().out == (ROOT / "docs" / "install.md").read_text()
+    assert capsys.readouterr().out == (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
 
 
 def test_a_part_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (ROOT / "docs" / "commands.md").read_text()
+    page = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     assert main(["docs", "commands#exit-codes"]) == 0
     part = capsys.readouterr().out
     assert part.startswith("## Exit codes\n")
@@ -53,7 +55,7 @@ def test_a_part_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_link_to_a_heading_is_a_part() -> None:
     for path in (ROOT / "docs").glob("*.md"):
-        for name, anchor in re.findall(r"\]\((?:(\w+)\.md)?#([\w-]+)\)", path.read_text()):
+        for name, anchor in re.findall(r"\]\((?:(\w+)\.md)?#([\w-]+)\)", path.read_text(encoding="utf-8")):
             assert docs.find(f"{name or path.stem}#{anchor}").startswith("#")
 
 
@@ -113,7 +115,7 @@ def _texts() -> Iterator[tuple[Path, str]]:
     """The texts of the package, apart from those that describe the code."""
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
-            tree = ast.parse(path.read_text())
+            tree = ast.parse(path.read_text(encoding="utf-8"))
             described = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
             for node in ast.walk(tree):
                 if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in described:
@@ -124,7 +126,7 @@ def test_no_text_names_a_file_that_an_installation_lacks() -> None:
     for path, text in _texts():
         assert not re.search(r"docs/\w+\.md", text), f"{path}: name the command fa-compiler docs PAGE instead: {text}"
     for path in (ROOT / "lowering" / "ort" / "csrc").rglob("*.*"):
-        strings = re.findall(r'"[^"\n]*"', path.read_text())
+        strings = re.findall(r'"[^"\n]*"', path.read_text(encoding="utf-8"))
         assert not [text for text in strings if "docs/" in text], path
     assert not [text for text in _helps(parser()) if "docs/" in text]
 

@@ -52,7 +52,7 @@ def test_command_line(step: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
         {"past": f"past_{name}", "present": f"new_{name}", "axis": 2, "length": "cache_length"} for name in ("k", "v")
     ]
     told = [{"copied": [], "reason": None, "culprit": None, **entry} for entry in wanted]
-    assert json.loads(report.read_text())["caches"] == told
+    assert json.loads(report.read_text(encoding="utf-8"))["caches"] == told
     model = onnx.load(out)
     assert json.loads(model.metadata_props[0].value) == wanted
     shapes = {value.name: [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]

@@ -110,7 +110,7 @@ def without_run(page: _Page) -> str:
 def written(model: onnx.ModelProto, folder: Path, *words: str) -> str:
     path = saved(model, folder / "model.onnx")
     assert main(["inspect", str(path), "--html", str(folder / "page.html"), *words]) == 0
-    return (folder / "page.html").read_text()
+    return (folder / "page.html").read_text(encoding="utf-8")
 
 
 def test_equal_layers_are_one_kind(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_optimize_writes_the_same_page(tmp_path: Path, capsys: pytest.CaptureFix
     path = str(tmp_path / "model.onnx")
     page = tmp_path / "other.html"
     assert main(["optimize", path, "-o", str(tmp_path / "out.onnx"), "--html", str(page)]) == 0
-    assert drawn(page.read_text()) == drawn(shown)
+    assert drawn(page.read_text(encoding="utf-8")) == drawn(shown)
     capsys.readouterr()
     before = Path(path).read_bytes()
     assert main(["inspect", path, "--html", path]) == 2
@@ -188,7 +188,7 @@ def test_the_drawings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for command, more in words.items():
         assert main([command, path, *more, "--graph", str(picture)]) == 0
         assert f"{picture}" in capsys.readouterr().out
-        root = ElementTree.fromstring(picture.read_text())
+        root = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
         drawn.append(
             [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if "title" in text.get("class", "")]
         )
@@ -300,10 +300,10 @@ def test_where_a_page_comes_from(tmp_path: Path) -> None:
     path, out = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out.onnx"
     words = ["optimize", str(path), "-o", str(out), "--html", str(tmp_path / "bert.html"), "--quiet"]
     assert main(words) == 0
-    unverified = _Page((tmp_path / "bert.html").read_text())
+    unverified = _Page((tmp_path / "bert.html").read_text(encoding="utf-8"))
     assert "Not verified" in unverified.text
     assert main([*words, "--verify"]) == 0
-    text = (tmp_path / "bert.html").read_text()
+    text = (tmp_path / "bert.html").read_text(encoding="utf-8")
     page = _Page(text)
     assert "Verified in ONNX Runtime: the output agrees (tolerance 1e-05" in page.text
     assert "query [2, 4, " in page.text
@@ -317,7 +317,7 @@ def test_where_a_page_comes_from(tmp_path: Path) -> None:
     assert f"fa-compiler bench {path} --html {tmp_path / 'bert.gain.html'}" in page.text
     assert "href='bert.gain.html'" in text
     assert main(["inspect", str(path), "--html", str(tmp_path / "bert.html")]) == 0
-    shown = _Page((tmp_path / "bert.html").read_text()).text
+    shown = _Page((tmp_path / "bert.html").read_text(encoding="utf-8")).text
     assert "No model was written." in shown
     assert f"fa-compiler optimize {path} -o fused.onnx --verify" in shown
 
@@ -342,7 +342,7 @@ def test_sizes_count_external_weights(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert main(["optimize", str(path), "-o", str(out), "--html", str(page), "--quiet"]) == 0
     data = 64 + weight.nbytes
-    text = _Page(page.read_text()).text
+    text = _Page(page.read_text(encoding="utf-8")).text
     assert f"file before{in_units(path.stat().st_size + data)}" in text
     assert f"file after{in_units(out.stat().st_size + data)}" in text
 

@@ -171,7 +171,7 @@ def test_what_a_decoding_step_gains(rows: int | str, keys: int | str, told: str,
     line = gain_line(result.report, model, result.model)
     assert line is not None and f"{told} of scores" in line
     assert main(["inspect", str(saved(model, tmp_path / "model.onnx")), "--html", str(page)]) == 0
-    assert on_page in page.read_text()
+    assert on_page in page.read_text(encoding="utf-8")
 
 
 def test_the_log(caplog: pytest.LogCaptureFixture) -> None:

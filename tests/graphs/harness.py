@@ -33,7 +33,7 @@ Index = dict[str, dict[str, Any]]
 @functools.cache
 def read_index() -> Index:
     """The index by graph name."""
-    index: Index = json.loads(INDEX.read_text())
+    index: Index = json.loads(INDEX.read_text(encoding="utf-8"))
     return index
 
 

@@ -386,7 +386,7 @@ class Declaration:
 def sources() -> dict[str, str]:
     """Our headers, and the sources that define what the library exports."""
     files = {*OURS, *(file for file, _ in EXPORTS.values())}
-    return {file: (SOURCES / file).read_text() for file in sorted(files)}
+    return {file: (SOURCES / file).read_text(encoding="utf-8") for file in sorted(files)}
 
 
 def oldest(texts: Mapping[str, str]) -> dict[str, int]:

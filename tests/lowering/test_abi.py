@@ -10,7 +10,7 @@ import pytest
 from tests.lowering import abi
 
 ORT, EP = abi.OURS
-TABLE = abi.read_table(abi.TABLE.read_text())
+TABLE = abi.read_table(abi.TABLE.read_text(encoding="utf-8"))
 NEWEST = max(TABLE)
 FIRST = {key: min(release for release in TABLE if key in TABLE[release]) for key in TABLE[NEWEST]}
 """The first release of the table that has a member."""
@@ -22,7 +22,7 @@ def test_declarations_are_those_of_each_release() -> None:
 
 
 def test_slots_of_the_program_without_python_are_those_of_each_release() -> None:
-    text = (Path(__file__).parents[1] / "face" / "plan_host.cc").read_text()
+    text = (Path(__file__).parents[1] / "face" / "plan_host.cc").read_text(encoding="utf-8")
     slots = list(abi.Header("plan_host.cc", abi.unqualified(text), min(TABLE)).slots())
     assert len(slots) == text.count("constexpr Slot<")
     assert abi.differences(slots, TABLE[NEWEST], NEWEST) == []
@@ -60,7 +60,7 @@ def test_the_headers_state_the_first_release() -> None:
 
 
 def test_the_table_reads_as_it_was_written() -> None:
-    assert abi.written_table(TABLE) == abi.TABLE.read_text()
+    assert abi.written_table(TABLE) == abi.TABLE.read_text(encoding="utf-8")
 
 
 def test_releases_only_append() -> None:

@@ -79,7 +79,7 @@ def test_the_library_has_all_variants() -> None:
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have one instruction set")
 def test_a_variant_runs_where_the_system_tells_of_its_instructions() -> None:
     """Not the baseline alone, as where a toolchain's question to the processor is always answered with no."""
-    (flags, *_) = re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    (flags, *_) = re.findall(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     for name in {*compiled()} - {"baseline", "reference"}:
         assert runs(name) == (NEEDED[name] <= set(flags.split())), name
 
@@ -95,7 +95,7 @@ address = ctypes.cast(loaded.RegisterCustomOps, ctypes.c_void_p).value
 if hasattr(_ctypes, "dlclose"):
     from pathlib import Path
     _ctypes.dlclose(loaded._handle)
-    assert path in Path("/proc/self/maps").read_text()
+    assert path in Path("/proc/self/maps").read_text(encoding="utf-8")
 else:
     for _ in range(3):
         _ctypes.FreeLibrary(loaded._handle)
@@ -158,7 +158,9 @@ def test_a_session_may_have_some_operators_only() -> None:
 
 
 def test_descriptors_are_current() -> None:
-    assert descriptors.PATH.read_text() == descriptors.render(), "run python -m fa_compiler.lowering.ort.descriptors"
+    assert descriptors.PATH.read_text(encoding="utf-8") == descriptors.render(), (
+        "run python -m fa_compiler.lowering.ort.descriptors"
+    )
 
 
 @pytest.mark.parametrize(

@@ -209,7 +209,7 @@ def test_a_version_is_compared_with_its_variant(tmp_path: Path) -> None:
 def test_missing_and_unreadable_operators(cann: Path) -> None:
     next(cann.rglob("attentionupdate_proto.h")).write_text("// gone\n")
     ring = next(cann.rglob("ringattentionupdate_proto.h"))
-    ring.write_text(ring.read_text().replace(".OUTPUT(attn_out", ".OUTPT(attn_out"))
+    ring.write_text(ring.read_text(encoding="utf-8").replace(".OUTPUT(attn_out", ".OUTPT(attn_out"))
     found = diff_paths([cann])
     assert [(d.op, d.change, d.where) for d in found] == [
         ("AttentionUpdate", Change.MISSING_OP, ""),

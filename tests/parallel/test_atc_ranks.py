@@ -33,7 +33,7 @@ def test_the_ranks_compute_what_one_process_computes(name: str, ranks: int, meth
     out = tmp_path / "out"
     options = {"sequence_parallel": ranks, "method": method, "assume": ["no-empty-rows"]}
     fa_compiler.compile_for_atc(EXAMPLES / f"{name}.onnx", out, "Ascend910B2", input_shape=SIZES, **options)
-    report = json.loads((out / "report.json").read_text())["parallel"]
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))["parallel"]
     assert {entry["method"] for entry in report["attentions"]} == {method}
     assert report["order"] == ("zigzag" if name != "bert" and method != "all-to-all" else "contiguous")
     files = [out / entry["file"] for entry in report["models"]]
@@ -58,7 +58,7 @@ def test_a_bias_in_the_place_of_a_mask(method: str, tmp_path: Path) -> None:
     fa_compiler.compile_for_atc(
         EXAMPLES / "gpt2.onnx", out, "Ascend910B2", input_shape=SIZES, sequence_parallel=2, method=method
     )
-    report = json.loads((out / "report.json").read_text())["parallel"]
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))["parallel"]
     feeds, parts = text("gpt2", LENGTH, batch=1), Parts(report["order"], 2, LENGTH)
     own = [{key: parts.own(array, 1, rank) for key, array in feeds.items()} for rank in range(2)]
     outputs = run_ranks([read(out / entry["file"]) for entry in report["models"]], own)
@@ -75,7 +75,7 @@ def test_a_token_that_is_taken_out(tmp_path: Path) -> None:
     fa_compiler.compile_for_atc(
         harness.load(name), tmp_path / "out", "Ascend910B2", input_shape=shapes, sequence_parallel=4
     )
-    report = json.loads((tmp_path / "out" / "report.json").read_text())["parallel"]
+    report = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))["parallel"]
     parts = Parts(report["order"], 4, LENGTH)
     own = [{key: parts.own(array, 1, rank) for key, array in feeds.items()} for rank in range(4)]
     for (found,) in run_ranks([read(tmp_path / "out" / entry["file"]) for entry in report["models"]], own):
@@ -92,7 +92,7 @@ def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
     configs = ["cluster_config.json", "model_relation_config.json"]
     assert files == ["atc.sh", *configs, "ranks/rank_0.air", "ranks/rank_1.air", "report.json"]
-    report = json.loads((out / "report.json").read_text())
+    report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert report["inputs"][0] == {"name": "input_ids", "type": "DT_INT64", "shape": "1,8"}
     for word in (
         "--framework=1",
@@ -104,9 +104,9 @@ def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "--soc_version=Ascend910_9391",
     ):
         assert word in report["command"]
-        assert word in (out / "atc.sh").read_text()
+        assert word in (out / "atc.sh").read_text(encoding="utf-8")
     assert not [word for word in report["command"] if word.startswith(("--model=", "--input_shape"))]
-    relation = json.loads((out / configs[1]).read_text())
+    relation = json.loads((out / configs[1]).read_text(encoding="utf-8"))
     assert relation == {
         "deploy_config": [
             {"submodel_name": f"rank_{rank}.air", "deploy_device_id_list": f"0:0:{rank}"} for rank in (0, 1)
@@ -116,7 +116,7 @@ def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ],
         "rank_table": [{"rank_id": rank, "model_instance_id": rank} for rank in (0, 1)],
     }
-    cluster = json.loads((out / configs[0]).read_text())
+    cluster = json.loads((out / configs[0]).read_text(encoding="utf-8"))
     (node,) = cluster["cluster"][0]["cluster_nodes"]
     assert [item["item_id"] for item in node["item_list"]] == [0, 1]
     (device,) = cluster["item_def"]
@@ -130,7 +130,7 @@ def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_devices_are_those_of_the_soc_version(soc: str, memory: int, cores: int, tmp_path: Path) -> None:
     bert = EXAMPLES / "bert.onnx"
     fa_compiler.compile_for_atc(bert, tmp_path / "out", soc, input_shape=SHAPES, sequence_parallel=2)
-    (device,) = json.loads((tmp_path / "out" / "cluster_config.json").read_text())["item_def"]
+    (device,) = json.loads((tmp_path / "out" / "cluster_config.json").read_text(encoding="utf-8"))["item_def"]
     assert (device["memory"], device["aic_type"]) == (f"[DDR:{memory}GB]", f"[DAVINCI_V100:{cores}]")
 
 

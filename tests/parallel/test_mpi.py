@@ -123,7 +123,7 @@ def ranks_below(parent: int) -> list[int]:
     while waiting:
         pid = waiting.pop()
         children = Path(f"/proc/{pid}/task/{pid}/children")
-        waiting += [int(each) for each in children.read_text().split()] if children.exists() else []
+        waiting += [int(each) for each in children.read_text(encoding="utf-8").split()] if children.exists() else []
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[:4] if Path(f"/proc/{pid}").exists() else []
         found += [pid] if words[1:] == [word.encode() for word in RUN] else []
     return found

@@ -284,7 +284,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     assert [each["method"] for each in told["attentions"]] == ["gather", "gather"]
     assert told["attentions"][0]["refused"] == {"all-to-all": "3 ranks do not divide its 4 heads"}
-    written = json.loads((out / "report.json").read_text())
+    written = json.loads((out / "report.json").read_text(encoding="utf-8"))
     assert written == {**told, "files": ["model.onnx"]}
 
 

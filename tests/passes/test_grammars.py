@@ -44,7 +44,7 @@ def notes(text: str, tree: ast.Module) -> list[str]:
     ]
 
 
-TEXTS = {path: path.read_text() for path in sorted(ROOT.rglob("*.py"))}
+TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
 TREES = {path: ast.parse(text) for path, text in TEXTS.items()}
 NOTES = {path: notes(TEXTS[path], TREES[path]) for path in TEXTS}
 GRAMMARS = {path: cases for path, tree in TREES.items() if (cases := grammar(tree))}

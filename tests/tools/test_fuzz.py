@@ -57,7 +57,7 @@ def test_kept_tests_are_there() -> None:
     models anew."""
     kept = {each.test for each in corpus()}
     files = {checks.ROOT / test.partition("::")[0] for test in kept}
-    sources = {path: path.read_text() if path.exists() else "" for path in files}
+    sources = {path: path.read_text(encoding="utf-8") if path.exists() else "" for path in files}
     missing = [
         test
         for test in kept
@@ -90,7 +90,7 @@ def test_what_a_run_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     told = capsys.readouterr()
     assert f"{FAULTY}:{2 << 32 | 8} two cases of one fault" in told.err
     assert "6 of 5 kinds" in told.out
-    kept = [json.loads(path.read_text()) for path in (tmp_path / "findings" / FAULTY).glob("*.json")]
+    kept = [json.loads(path.read_text(encoding="utf-8")) for path in (tmp_path / "findings" / FAULTY).glob("*.json")]
     found = {each["title"]: [seed & 0xFFFFFFFF for seed in each["seeds"]] for each in kept}
     crash, hang = (next(title for title in found if word in title) for word in ("SIGABRT in check", "hang in check"))
     reported = "AddressSanitizer: heap-buffer-overflow at tile.hpp:12 in check (ends.py)"
@@ -105,7 +105,7 @@ def test_what_a_run_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     (reduced,) = (each for each in kept if "reduced" in each)
     assert reduced["reduced"] == "smaller"
     assert [path.read_bytes() for path in (tmp_path / "findings" / FAULTY).glob("*.reduced.bin")] == [b"d"]
-    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["done"] == 30
+    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text(encoding="utf-8"))["done"] == 30
     assert main([*arguments[:2], "4", *arguments[3:]]) == 0
-    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["done"] == 34
-    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text())["words"]["fused"] == 28
+    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text(encoding="utf-8"))["done"] == 34
+    assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text(encoding="utf-8"))["words"]["fused"] == 28

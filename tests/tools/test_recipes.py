@@ -39,7 +39,7 @@ def test_the_last_statement_is_measured(tmp_path: Path) -> None:
     assert measure.made == {"values": [1, "word", 0.5]}
     assert measure.bytes > 2**20
     assert place.run("fa-compiler library > path.txt") is None
-    assert (place.folder / "path.txt").read_text().endswith(".so\n")
+    assert (place.folder / "path.txt").read_text(encoding="utf-8").endswith(".so\n")
     with pytest.raises(SystemExit, match="no such command"):
         place.run("echo no such command; exit 1")
 
@@ -48,7 +48,7 @@ def test_measured_needs_nothing_but_python(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("words = ['a', *('b', 'c')]")
     words = [sys.executable, "-S", measured.__file__, str(tmp_path / "result.json"), str(tmp_path / "script.py")]
     subprocess.run(words, check=True)
-    assert json.loads((tmp_path / "result.json").read_text())["made"] == {"words": ["a", "b", "c"]}
+    assert json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["made"] == {"words": ["a", "b", "c"]}
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def test_verdict(vectors: Path, file: str, expected: str) -> None:
 
 @pytest.mark.parametrize("file", [file for file, expected in verdicts(".json") if expected == ACCEPTED])
 def test_good_samples_are_read_and_written_again(vectors: Path, file: str) -> None:
-    entry = json.loads((vectors / file).read_text())[0]
+    entry = json.loads((vectors / file).read_text(encoding="utf-8"))[0]
     if file.endswith("bad_const_bool.json"):
         entry["input_desc"] = [{k: v for k, v in t.items() if not k.startswith("const")} for t in entry["input_desc"]]
     op, constants = from_json(entry)

@@ -252,7 +252,7 @@ def test_a_type_that_the_product_lacks_is_told_to_be_converted() -> None:
 def test_every_word_that_a_hint_names_is_followed() -> None:
     """The constants between braces behind --assume, in all sentences of passes/."""
     constants = {name for name, value in vars(words).items() if isinstance(value, str) and value in words.ASSUMPTIONS}
-    sources = "\n".join(path.read_text() for path in (ROOT / "passes").rglob("*.py"))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "passes").rglob("*.py"))
     written = set(re.findall(r"--assume \{([A-Z_]+)\}", sources)) & constants
     followed = {
         word
