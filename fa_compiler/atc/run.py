@@ -130,9 +130,11 @@ def run(
 
 def next_steps(output: Path, built: RouteResult) -> list[str]:
     """What the user does next with a folder that was written, as lines."""
-    last = f"where CANN is installed, run {shlex.quote(str(output / SCRIPT))}"
+    last = f"where CANN is installed, run {shlex.quote((output / SCRIPT).as_posix())}"
     operators = output / SINGLE_OPS
-    alone = [f"to compile each fused operator alone, run {shlex.quote(str(operators))}"] if operators.exists() else []
+    alone = [f"to compile each fused operator alone, run {shlex.quote(operators.as_posix())}"]
+    if not operators.exists():
+        alone = []
     if not built.before and not alone:
         return [f"next: {last}"]
     steps = [*built.before, last, *alone]

@@ -66,9 +66,8 @@ def check_target(target: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    return [
-        str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink()
-    ]
+    found = [path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink()]
+    return [path.relative_to(folder).as_posix() for path in found]
 
 
 def _listed(folder: Path) -> set[str]:

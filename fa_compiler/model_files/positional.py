@@ -35,6 +35,7 @@ else:
     import ctypes
     import msvcrt
     import secrets
+    import stat
 
     _position = threading.Lock()
     _GENERIC_READ = 0x80000000
@@ -82,4 +83,5 @@ else:
                 aside.replace(place)
                 raise
             with suppress(OSError):
+                aside.chmod(stat.S_IWRITE)  # a file that may only be read is not removed
                 aside.unlink()

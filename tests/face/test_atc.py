@@ -31,6 +31,7 @@ from fa_compiler.model_files.folder import new_folder
 from fa_compiler.op_registry import get
 from fa_compiler.op_registry.soc import soc_version
 from tests.lowering.ascend.graphs import weight
+from tests.systems import SCRIPTS
 
 from .builders import HEADS, SIZE, attention, plain, positions, saved
 
@@ -43,7 +44,7 @@ def test_a_folder_that_atc_compiles(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = tmp_path / "out"
     assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", SHAPES, "--single-op"]) == 0
     assert "1 fused (of 1)" in capsys.readouterr().out
-    assert sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()) == [
+    assert sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file()) == [
         "atc.sh",
         "model.air",
         "report.json",
@@ -73,6 +74,7 @@ def test_a_folder_that_atc_compiles(tmp_path: Path, capsys: pytest.CaptureFixtur
     ]
 
 
+@SCRIPTS
 def test_the_script_runs_that_command(tmp_path: Path) -> None:
     """With an atc of our own on the PATH, which writes down what it is given and where."""
     model = saved(attention(), tmp_path / "model.onnx")

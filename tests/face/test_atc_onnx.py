@@ -24,7 +24,7 @@ SOC = ["--soc-version", "Ascend910B2", "--input-shape", SHAPES]
 
 
 def written(out: Path) -> list[str]:
-    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    return sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
 
 
 def newer(dtype: int = TensorProto.FLOAT16) -> onnx.ModelProto:
@@ -43,8 +43,8 @@ def test_route_onnx(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     steps = (
         f"next, in {out}:\n"
         "  1. build and install ATC's plugin for FlashAttentionScore, as plugin/README.md says\n"
-        f"  2. where CANN is installed, run {out}/atc.sh\n"
-        f"  3. to compile each fused operator alone, run {out}/single_op.sh\n"
+        f"  2. where CANN is installed, run {out.as_posix()}/atc.sh\n"
+        f"  3. to compile each fused operator alone, run {out.as_posix()}/single_op.sh\n"
     )
     assert capsys.readouterr().out.endswith(steps)
     assert written(out) == [
