@@ -38,6 +38,7 @@ def main() -> None:
         "CMAKE_MAKE_PROGRAM": tools / "ninja",
         "CMAKE_SYSTEM_NAME": "Darwin",
         "CMAKE_SYSTEM_PROCESSOR": "arm64",
+        "CMAKE_INSTALL_NAME_TOOL": "/bin/true",  # Apple's, which is asked for, and nothing calls it here
         # CMake asks for a bundle, which Zig's linker takes for a program; ONNX Runtime loads either.
         "CMAKE_SHARED_MODULE_CREATE_CXX_FLAGS": "-dynamiclib -Wl,-headerpad_max_install_names",
     }

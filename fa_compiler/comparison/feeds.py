@@ -32,6 +32,7 @@ from fa_compiler.comparison.integers import Readers, number_range
 from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
 from fa_compiler.comparison.weights import weights_of
 from fa_compiler.errors import InputError, one_line
+from fa_compiler.model_files.refusals import reason
 from fa_compiler.passes import analyse
 from fa_compiler.protos.subgraphs import graph_inputs
 
@@ -221,6 +222,8 @@ def load_inputs(path: Path, model: onnx.ModelProto) -> dict[str, np.ndarray]:
 @contextmanager
 def opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
     """The archive of a file of arrays by name. Raises InputError, also for what fails while it is read."""
+    if path.is_dir():  # Windows says of opening one that it is not permitted
+        raise InputError(f"{path} is a folder; give the .npz file in it")
     try:
         archive = np.load(path, allow_pickle=False)
         if not isinstance(archive, np.lib.npyio.NpzFile):
@@ -229,8 +232,8 @@ def opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
             yield archive
     except FileNotFoundError:
         raise InputError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder; give the .npz file in it") from None
+    except PermissionError as error:
+        raise InputError(f"{path} cannot be read: {reason(error, path)}") from None
     except InputError:
         raise
     except Exception as error:  # the exceptions of NumPy, zipfile and the decompressors share no class

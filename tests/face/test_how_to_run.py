@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import shlex
 from pathlib import Path
@@ -23,6 +24,7 @@ from fa_compiler.pipeline.options import make_options
 from tests.graphs import harness
 from tests.passes.attention_ops.test_delta_rule import model_of as linear
 from tests.passes.attention_ops.test_delta_rule import problem
+from tests.systems import IS_WINDOWS
 
 from .builders import attention, feeds, saved
 
@@ -41,7 +43,8 @@ def executed(lines: tuple[str, ...]) -> onnxruntime.InferenceSession:
 @pytest.mark.parametrize(("target", "way"), [("ort", 0), ("ascend", 1), ("onnx", 0), ("contrib", 0)])
 def test_the_lines_of_python_run_the_file(target: Target, way: int, tmp_path: Path) -> None:
     original = saved(attention(batch=2, length=8), tmp_path / "model.onnx")
-    path = tmp_path / 'a "fused" model.onnx'
+    mark = "'" if IS_WINDOWS else '"'  # which no name may have there
+    path = tmp_path / f"a {mark}fused{mark} model.onnx"
     result = fa_compiler.optimize(original, path, target=target)
     assert result.report.count("fused") == 1
     session = executed(how_to_run(path, make_options(target)).ways[way].lines)
@@ -200,6 +203,6 @@ def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path
     how = fa_compiler.optimize(decoder, path, in_place_caches=True).how_to_run
     assert how is not None
     assert "binds each of them as past and as present" in how.needs
-    assert f'fa_compiler.DecodingSession("{path}", room=4096)' in how.ways[0].lines[1]
+    assert f'fa_compiler.DecodingSession({json.dumps(str(path))}, room=4096)' in how.ways[0].lines[1]
     without = str(fa_compiler.optimize(attention(), path, in_place_caches=True).how_to_run)
     assert "DecodingSession" not in without and "Without the library the file runs" in without
