@@ -60,7 +60,7 @@ class Windows:
     site: Path
 
     def run(self, command: Sequence[str | Path], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
-        """Run a program, and return what it printed. Its streams are a file: not every program takes Wine's pipes."""
+        """Run a program, and return what it printed. Raises TimeoutExpired."""
         environment = {
             **os.environ,
             "WINEPREFIX": str(self.state / "prefix"),
@@ -68,14 +68,10 @@ class Windows:
             "PYTHONPATH": windows_path(self.site),
             **variables,
         }
-        words = [self.wine, *map(str, command)]
-        with (self.state / f"said-{os.getpid()}-{abs(hash(tuple(words)))}").open("w+b") as said:
-            Path(said.name).unlink()
-            done = subprocess.run(
-                words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=said, stderr=said, timeout=LONGEST
-            )
-            said.seek(0)
-            return subprocess.CompletedProcess(words, done.returncode, said.read())
+        words, null, pipe = [self.wine, *map(str, command)], subprocess.DEVNULL, subprocess.PIPE
+        return subprocess.run(
+            words, cwd=folder, env=environment, stdin=null, stdout=pipe, stderr=subprocess.STDOUT, timeout=LONGEST
+        )
 
 
 def windows_path(path: Path) -> str:

@@ -6,6 +6,7 @@ those of Windows' Python.
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -48,11 +49,12 @@ def run(windows: Windows, modules: Path) -> int:
         folder = Path(name)
         want = printed(windows, [windows.python, "-c", WANTED, windows_path(MODEL), windows_path(folder)], folder)
         library = windows_path(windows.site / "fa_compiler" / "lowering" / "ort" / "fa_compiler_ort.dll")
-        host = prepared(windows, modules, folder)
+        host, node = prepared(windows, modules, folder), windows_path(node_of(windows))
         programs: dict[str, Sequence[str | Path]] = {
             "C++": [host("recipes.md"), "fused.onnx", library],
             "C++ with a plan": [host("provider.md"), windows_path(MODEL), library, "model.plan"],
-            "Node": [node_of(windows), "host.cjs", "contrib.onnx"],
+            # Node does not write to pipes of Wine 8, so that another program does it.
+            "Node": ["cmd", "/c", f"{node} host.cjs contrib.onnx > node.txt 2>&1 & type node.txt"],
         }
         differ = False
         for program, words in programs.items():
@@ -101,9 +103,10 @@ def node_of(windows: Windows) -> Path:
 
 
 def printed(windows: Windows, words: Sequence[str | Path], folder: Path) -> float:
-    """The number that a program prints last."""
+    """The number that a program prints, on a line of its own: ONNX Runtime writes others."""
     done = windows.run(words, folder)
     text = done.stdout.decode(errors="replace")
-    if done.returncode:
+    numbers = re.findall(r"^(-?\d+\.\d+)\s*$", text, re.MULTILINE)
+    if done.returncode or len(numbers) != 1:
         raise RuntimeError(f"{words[0]} ended with code {done.returncode}: {text[-2000:]}")
-    return float(text.split()[-1])
+    return float(numbers[0])
