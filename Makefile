@@ -8,8 +8,8 @@
 #                 undefined-behaviour sanitizers
 #   make sanitize-fuzz  only the random calls; SANITIZED_FUZZ="operators plan_bytes --seconds 300" says which and how long
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
-#   make wheels   wheels for Linux and Windows on x86-64 and arm64, and a source distribution, in build/wheels; where
-#                 qemu-user is, a sample of the tests on the aarch64 one
+#   make wheels   wheels for Linux and Windows on x86-64 and arm64, and a source distribution, in build/wheels; the library
+#                 for macOS is compiled and examined; where qemu-user is, a sample of the tests on the aarch64 wheel
 #   make windows  the tests of the wheel for Windows, in a Windows Python that Wine runs, and the programs in C++ and Node
 #                 as programs for Windows; WINDOWS="tests/face" says which tests, WINDOWS=--sample takes five minutes
 #   make release  all that a release needs but publishing it: checks, pages, wheels, a trial of one, and a list of the rest
@@ -85,6 +85,7 @@ neon: $(VENV)/.tools
 wheels: $(VENV)-wheels/.wheels
 	@echo "four wheels: the first time 4 to 10 minutes on two cores, later only what has changed is compiled"
 	$(VENV)-wheels/bin/python .ci/wheels/build.py
+	$(VENV)-wheels/bin/python .ci/wheels/macos.py
 	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
 
 # The wheel is built first: what is compiled already is not compiled again.
@@ -190,7 +191,7 @@ $(VENV)-tools/.tools: pyproject.toml
 $(VENV)-wheels/.wheels: pyproject.toml
 	$(PYTHON) -m venv $(VENV)-wheels
 	$(VENV)-wheels/bin/python -m pip install --quiet --disable-pip-version-check build "scikit-build-core>=1.0" cmake \
-		ninja ziglang auditwheel pyelftools pefile twine
+		ninja ziglang auditwheel pyelftools pefile macholib twine
 	@touch $@
 
 # Environments of the sweep, with pinned versions. torchvision comes along, has to fit torch exactly, and is not needed.

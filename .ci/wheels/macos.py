@@ -1,7 +1,7 @@
 """Compiles and links the library for macOS on arm64, and examines it (`macos.py [ONNXRUNTIME.dylib]`).
 
 Nothing runs it: no machine of this kind is there. What can be known without one is that the sources compile, that the
-library exports its entry points and nothing else, needs nothing but parts of the system, and no newer system than
+library exports its entry points, needs nothing but parts of the system, and no newer system than
 ONNX Runtime's own library, which may be named; npm's onnxruntime-node has one. Zig has what it needs of Apple's headers
 and libraries. `make wheels` runs this.
 """
@@ -9,6 +9,7 @@ and libraries. `make wheels` runs this.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,13 +25,19 @@ from build import FLAGS, ROOT, WORK
 OLDEST = (13, 0)
 """The oldest macOS that the wheels of ONNX Runtime 1.20, the oldest release that is supported, run on."""
 
+OF_THE_LINKER = re.compile("_Z(n[aw]|d[al])|__dso_handle$|_mh_dylib_header$")
+"""What Zig's linker exports whatever it is told: new and delete of its C++ library, and two names of its own."""
+
 SYSTEM_LIBRARIES = {"/usr/lib/libSystem.B.dylib"}
 """What the library may need: Zig links its C++ library statically. Apple's compiler takes that of the system."""
 
 
 def main() -> None:
     """Compile and check; the exit code is 1 if the library is not what it should be."""
-    folder = WORK / "macos"
+    folder, rules = WORK / "macos", WORK / "macos.cmake"
+    WORK.mkdir(parents=True, exist_ok=True)
+    # CMake asks for a bundle, which Zig's linker takes for a program; ONNX Runtime loads either.
+    rules.write_text('set(CMAKE_SHARED_MODULE_CREATE_CXX_FLAGS "-dynamiclib")\n', encoding="utf-8")
     tools = Path(sys.executable).parent
     flags, compiler = " ".join(FLAGS), f"{sys.executable} -m ziglang c++ -target aarch64-macos.{_dotted(OLDEST)}"
     environment = os.environ | {"CXX": compiler, "CXXFLAGS": flags, "LDFLAGS": flags}
@@ -39,16 +46,16 @@ def main() -> None:
         "CMAKE_SYSTEM_NAME": "Darwin",
         "CMAKE_SYSTEM_PROCESSOR": "arm64",
         "CMAKE_INSTALL_NAME_TOOL": "/bin/true",  # Apple's, which is asked for, and nothing calls it here
-        # CMake asks for a bundle, which Zig's linker takes for a program; ONNX Runtime loads either.
-        "CMAKE_SHARED_MODULE_CREATE_CXX_FLAGS": "-dynamiclib -Wl,-headerpad_max_install_names",
+        "CMAKE_USER_MAKE_RULES_OVERRIDE_CXX": rules,
     }
     words = [tools / "cmake", "-G", "Ninja", "-S", ROOT / "lowering" / "ort" / "csrc", "-B", folder]
     subprocess.run([*words, *(f"-D{key}={value}" for key, value in settings.items())], env=environment, check=True)
     subprocess.run([tools / "cmake", "--build", folder], env=environment, check=True)
     library = folder / "libfa_compiler_ort.so"
     faults = [*_faults(library, *map(Path, sys.argv[1:]))]
+    if faults:
+        sys.exit("\n".join(faults))
     print(f"{library.relative_to(ROOT)}: compiled, linked and examined for macOS on arm64; never run")
-    sys.exit("\n".join(faults) or 0)
 
 
 def _faults(library: Path, *runtimes: Path) -> Iterator[str]:
@@ -72,7 +79,8 @@ def _needed(header: MachOHeader) -> Iterator[str]:
 
 def _exported(library: Path) -> set[str]:
     names = SymbolTable(MachO(str(library))).extdefsyms
-    return {name.decode().removeprefix("_") for _, name in names}
+    found = {name.decode().removeprefix("_") for _, name in names}
+    return {name for name in found if not OF_THE_LINKER.match(name)}
 
 
 def _oldest(library: Path) -> tuple[int, int]:
