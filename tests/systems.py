@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 IS_WINDOWS = sys.platform == "win32"
+ROOT = Path(__file__).parent.parent
 
 
 def _makes_links() -> bool:
@@ -27,6 +28,10 @@ def _makes_links() -> bool:
             return False
 
 
+SOURCES = pytest.mark.skipif(
+    not (ROOT / "lowering").is_dir(),
+    reason="a wheel is tested, and no sources of the package lie beside the tests",
+)
 LINKS = pytest.mark.skipif(not _makes_links(), reason="this user may not make symbolic links")
 SCRIPTS = pytest.mark.skipif(IS_WINDOWS, reason="Windows runs no scripts of a shell; those of ATC are for Linux")
 SIGNALS = pytest.mark.skipif(IS_WINDOWS, reason="Windows sends no signals to other processes")

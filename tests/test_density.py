@@ -20,6 +20,10 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.systems import SOURCES
+
+pytestmark = SOURCES
+
 ROOT = Path(__file__).parent.parent
 
 MOST_BRANCHES = 15

@@ -38,6 +38,7 @@ from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.pipeline.options import FileOptions
 from tests.passes.test_layers import LAYERS as PASSES
+from tests.systems import SOURCES
 from tools.api_page import made
 from tools.fuzz.kind import names as kinds
 
@@ -284,6 +285,7 @@ def places() -> list[str]:
     return [f"/{path.relative_to(ROOT)}{'/' * path.is_dir()}" for path in (*here, *below)]
 
 
+@SOURCES
 @pytest.mark.parametrize("page", FOR_DEVELOPERS)
 def test_files_that_developers_are_sent_to_are_there(page: str, places: list[str]) -> None:
     """Each file is there, from the root or from a folder of the package that the text speaks of."""
@@ -294,6 +296,7 @@ def test_files_that_developers_are_sent_to_are_there(page: str, places: list[str
         assert fnmatch.filter(places, f"*/{wanted}"), f"{page}: {name}"
 
 
+@SOURCES
 def test_names_that_developers_are_sent_to_are_in_their_files(places: list[str]) -> None:
     found = NAMES.findall(PAGES["developing.md"])
     assert len(found) > 20
@@ -409,6 +412,7 @@ def test_the_recipe_of_onnx_ir_fuses(
     assert verify(original, "fused.onnx").same
 
 
+@SOURCES
 def test_every_environment_variable_is_documented() -> None:
     sources = [path for folder in ("fa_compiler", "lowering") for path in (ROOT / folder).rglob("*.*")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources if path.suffix in (".py", ".cc"))

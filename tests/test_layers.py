@@ -7,6 +7,9 @@ from pathlib import Path
 
 import fa_compiler
 from tests.layers import Layers
+from tests.systems import SOURCES
+
+pytestmark = SOURCES
 
 ROOT = Path(__file__).parent.parent
 LAYERS = Layers(

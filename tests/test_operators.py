@@ -20,12 +20,14 @@ from fa_compiler.op_registry.cpu_kernel import CpuKernel
 from fa_compiler.op_registry.ops.attention_update import OPERATOR as KNOWN
 from fa_compiler.reference.call import OPERATORS as REFERENCES
 from tests.corrupted import BASES
+from tests.systems import SOURCES
 
 ROOT = Path(__file__).parent.parent
 CSRC = descriptors.PATH.parent
 MODULES = [module.name for module in pkgutil.iter_modules(ops.__path__)]
 
 
+@SOURCES
 @pytest.mark.parametrize("module", MODULES)
 def test_every_operator_is_complete(module: str) -> None:
     record = getattr(importlib.import_module(f"{ops.__name__}.{module}"), "OPERATOR", None)

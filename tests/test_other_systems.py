@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.systems import SOURCES
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("fa_compiler", "lowering", "op_registry", "passes")
 OF_THE_SYSTEM = re.compile(
@@ -29,7 +31,7 @@ MISSING = re.compile(
     r"^(?P<place>[^:]+:\d+): error: (?P<what>Module .*has no attribute .*|\"[^?]+\" has no attribute .*)"
 )
 
-pytestmark = pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")
+pytestmark = [SOURCES, pytest.mark.skipif(find_spec("mypy") is None, reason="mypy is not installed")]
 
 
 def missing(system: str, *files: Path) -> list[str]:

@@ -18,7 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests import kernel_variants
+from tests.systems import SOURCES
 
+pytestmark = SOURCES
 ROOT = Path(__file__).resolve().parents[1]
 MAKING = 1200
 """Seconds that making a wheel may take, far more than it does."""

@@ -15,7 +15,7 @@ import pytest
 
 from fa_compiler.command_line import docs
 from fa_compiler.command_line.main import main, parser
-from tests.systems import TERMINALS
+from tests.systems import SOURCES, TERMINALS
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("fa_compiler", "passes", "lowering", "op_registry")
@@ -122,6 +122,7 @@ def _texts() -> Iterator[tuple[Path, str]]:
                     yield path, node.value
 
 
+@SOURCES
 def test_no_text_names_a_file_that_an_installation_lacks() -> None:
     for path, text in _texts():
         assert not re.search(r"docs/\w+\.md", text), f"{path}: name the command fa-compiler docs PAGE instead: {text}"
@@ -131,6 +132,7 @@ def test_no_text_names_a_file_that_an_installation_lacks() -> None:
     assert not [text for text in _helps(parser()) if "docs/" in text]
 
 
+@SOURCES
 def test_the_pages_that_texts_name_are_there() -> None:
     named = {word for _, text in _texts() for word in re.findall(r"fa-compiler docs ([a-z_]+(?:#[\w-]+)?)", text)}
     assert {"runtimes", "ascend"} <= named

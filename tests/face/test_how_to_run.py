@@ -203,6 +203,6 @@ def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path
     how = fa_compiler.optimize(decoder, path, in_place_caches=True).how_to_run
     assert how is not None
     assert "binds each of them as past and as present" in how.needs
-    assert f'fa_compiler.DecodingSession({json.dumps(str(path))}, room=4096)' in how.ways[0].lines[1]
+    assert f"fa_compiler.DecodingSession({json.dumps(str(path))}, room=4096)" in how.ways[0].lines[1]
     without = str(fa_compiler.optimize(attention(), path, in_place_caches=True).how_to_run)
     assert "DecodingSession" not in without and "Without the library the file runs" in without

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.lowering import abi
+from tests.systems import SOURCES
+
+pytestmark = SOURCES
 
 ORT, EP = abi.OURS
 TABLE = abi.read_table(abi.TABLE.read_text(encoding="utf-8"))

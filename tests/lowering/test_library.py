@@ -21,7 +21,7 @@ from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, l
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, compute
 from fa_compiler.op_registry import dtypes, full_attrs, get
 from tests.kernel_variants import compiled, runs
-from tests.systems import ELF, PEAK_MEMORY
+from tests.systems import ELF, PEAK_MEMORY, SOURCES
 
 from .problems import OP, OUTPUTS, TRIANGLE, Form, agree, check
 from .variants import AVAILABLE, VARIANTS
@@ -157,6 +157,7 @@ def test_a_session_may_have_some_operators_only() -> None:
                 ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
 
+@SOURCES
 def test_descriptors_are_current() -> None:
     assert descriptors.PATH.read_text(encoding="utf-8") == descriptors.render(), (
         "run python -m fa_compiler.lowering.ort.descriptors"

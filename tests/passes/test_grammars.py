@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.systems import SOURCES
+
+pytestmark = SOURCES
+
 ROOT = Path(__file__).parents[2] / "passes"
 CASE = re.compile(r"^ {2,8}(\d{1,2})[ |]+\S", re.MULTILINE)
 """A line of a grammar: the number of the case, then the case."""

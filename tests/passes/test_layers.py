@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.layers import Layers
+from tests.systems import SOURCES
+
+pytestmark = SOURCES
 
 LAYERS = Layers(
     "fa_compiler.passes",

