@@ -11,7 +11,6 @@ peak memory in MiB.
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -38,6 +37,8 @@ def measure(begin: Callable[[Array], Iterator[int]], prompt: int, tokens: int) -
         for _ in range(tokens + 1):
             chosen.append(next(words))
             marks.append(time.perf_counter())
+    import resource  # Windows has none
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     return {"prefill": marks[1] - marks[0], "decode": marks[-1] - marks[1], "chosen": chosen, "peak_mib": peak}
 

@@ -48,6 +48,9 @@ PEAK_MEMORY = pytest.mark.skipif(
     importlib.util.find_spec("resource") is None, reason="Windows has no getrusage, which tells the peak of the memory"
 )
 MODES = pytest.mark.skipif(IS_WINDOWS, reason="files have no modes for owner, group and others on Windows")
+LIMITS = pytest.mark.skipif(
+    importlib.util.find_spec("resource") is None, reason="Windows has no setrlimit, by which the tool limits memory"
+)
 NAMES_OF_BYTES = pytest.mark.skipif(IS_WINDOWS, reason="the names of files are text on Windows")
 COPIES_IN_THE_KERNEL = pytest.mark.skipif(
     not hasattr(os, "copy_file_range"), reason="Python has copy_file_range on Linux only"

@@ -12,12 +12,15 @@ from pathlib import Path
 import pytest
 
 from fa_compiler.lowering.ascend.onnx_route import plugin_reads
+from tests.systems import LIMITS
 from tools.fuzz import checks
 from tools.fuzz.__main__ import main
 from tools.fuzz.corpus import corpus
 from tools.fuzz.kind import GROUPS, chosen, load, names
 from tools.fuzz.variants import operator_of
 from tools.fuzz.worker import checked
+
+pytestmark = LIMITS
 
 FAULTY = "tools.fuzz.faulty.ends"
 

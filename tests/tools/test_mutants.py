@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from tests.pairs import pairwise
+from tests.systems import LIMITS
 from tools.mutants.blocks import all_blocks, blocks, sources
 from tools.mutants.mutations import Mutant, drawn, mutants, mutated
 from tools.mutants.record import Record
 from tools.mutants.trials import living, ordered, place
+
+pytestmark = LIMITS
 
 FILE = "passes/masks/score_ops.py"
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -27,6 +26,8 @@ def main(result: str, script: str, *arguments: str) -> None:
     exec(compile(ast.Module([last], []), script, "exec"), names)
     seconds = time.perf_counter() - start
     made = {node.id for node in ast.walk(last) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    import resource  # Windows has none
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     found = {name: _plain(names[name]) for name in sorted(made & names.keys())}
     Path(result).write_text(json.dumps({"seconds": seconds, "bytes": peak, "made": found}))

@@ -62,18 +62,23 @@ class Windows:
     python: Path
     site: Path
 
-    def run(self, command: Sequence[str | Path], folder: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables with which Wine runs."""
+        own = {"WINEPREFIX": str(self.state / "prefix"), "WINEDEBUG": "-all", "PYTHONPATH": windows_path(self.site)}
+        return os.environ | own
+
+    def run(self, command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[bytes]:
         """Run a program, and return what it printed. Raises TimeoutExpired."""
-        environment = {
-            **os.environ,
-            "WINEPREFIX": str(self.state / "prefix"),
-            "WINEDEBUG": "-all",
-            "PYTHONPATH": windows_path(self.site),
-            **variables,
-        }
         words, null, pipe = [self.wine, *map(str, command)], subprocess.DEVNULL, subprocess.PIPE
         return subprocess.run(
-            words, cwd=folder, env=environment, stdin=null, stdout=pipe, stderr=subprocess.STDOUT, timeout=LONGEST
+            words,
+            cwd=folder,
+            env=self.environment,
+            stdin=null,
+            stdout=pipe,
+            stderr=subprocess.STDOUT,
+            timeout=LONGEST,
         )
 
 
@@ -217,8 +222,16 @@ def made(state: Path, runtime: str, wheel: Path) -> Windows:
         sys.exit("error: make windows needs Wine, 8 or newer; install it (Debian: apt install wine wine64)")
     state.mkdir(parents=True, exist_ok=True)
     windows = Windows(wine, state, python_of(state), packages_of(state, runtime, wheel))
-    windows.run(["winecfg", "/v", "win10"], state)
+    # What the first program of a prefix starts lives on, and would hold that program's streams open.
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    for words in (["wineserver", "-p"], [wine, "winecfg", "/v", "win10"]):
+        subprocess.run(words, env=windows.environment, check=True, **quiet)
     return windows
+
+
+def ended(windows: Windows) -> None:
+    """End what Wine has started."""
+    subprocess.run(["wineserver", "-k"], env=windows.environment, check=False)
 
 
 def newest(folder: Path) -> Path | None:
@@ -251,12 +264,15 @@ def main() -> int:
     parts = parts_of(checkout)
     if given.sample or words:
         parts = [Part("the sample" if given.sample else " ".join(words), words or SAMPLE)]
-    with ThreadPoolExecutor(max_workers=max(1, given.jobs)) as pool:
-        code = report(pool.map(partial(run_part, windows, checkout), parts))
-    if given.programs is not None:
-        from tools.compat import windows_programs
+    try:
+        with ThreadPoolExecutor(max_workers=max(1, given.jobs)) as pool:
+            code = report(pool.map(partial(run_part, windows, checkout), parts))
+        if given.programs is not None:
+            from tools.compat import windows_programs
 
-        code |= windows_programs.run(windows, given.programs.resolve())
+            code |= windows_programs.run(windows, given.programs.resolve())
+    finally:
+        ended(windows)
     return code
 
 

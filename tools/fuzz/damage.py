@@ -15,7 +15,6 @@ import json
 import math
 import random
 import re
-import resource
 import struct
 import time
 import traceback
@@ -176,6 +175,8 @@ def command(*words: str) -> str:
 
 
 def _memory() -> int:
+    import resource  # Windows has none
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import base64
 import faulthandler
 import os
-import resource
 import time
 import traceback
 from collections.abc import Callable
@@ -60,6 +59,8 @@ def main() -> None:
     """Serve until standard input ends."""
     faulthandler.enable()
     if not choose_library():  # sanitizers map terabytes, of which they use little
+        import resource  # Windows has none
+
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY if most < 0 else min(MEMORY, most), most))
     reply = replies()
@@ -82,6 +83,8 @@ def _serve(kind: Kind, task: Line, reply: Callable[[Line], None]) -> None:
             break
         outcome = checked(kind, seed)
         reply({"word": outcome.word, "finding": to_json(outcome.finding)})
+    import resource  # Windows has none
+
     large = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > LARGE_KIB
     reply({"done": True, "large": large})
 

@@ -14,7 +14,6 @@ import gc
 import json
 import mmap
 import os
-import resource
 import shutil
 import signal
 import struct
@@ -237,6 +236,8 @@ class Trials:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, 1)
         os.dup2(nothing, 2)
+        import resource  # Windows has none
+
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
         if trial.mutant is not None and not place(trial.mutant, self.living):
             return NOT_PLACED
