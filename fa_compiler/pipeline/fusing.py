@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -82,6 +83,10 @@ def run(
             report.notes.append(_ANY_RUNTIME)
         if options.is_standard and needs_library(loaded.proto):
             report.notes.append(_OF_THE_LIBRARY.format(target=options.target))
+    if sys.platform == "win32" and loaded.files:
+        # Until the model, a circle of objects, is collected, weights are mapped, and nobody may replace their files.
+        del model, info
+        gc.collect()
     report.seconds = time.perf_counter() - start
     _log(report)
     return proto, report

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fa_compiler
@@ -17,7 +18,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.model_files import refusals
 from tests.systems import IS_WINDOWS
 
-from .builders import attention, ops, projected, saved
+from .builders import attention, external, ops, projected, saved
 from .test_inline_weights import wide
 
 WINDOWS = pytest.mark.skipif(not IS_WINDOWS, reason="only Windows gives a file to one program alone")
@@ -98,6 +99,17 @@ def test_an_output_that_a_session_of_ours_reads(tmp_path: Path) -> None:
     fa_compiler.optimize(path, out)
     assert ops(out)
     del session
+
+
+def test_weights_are_not_held_when_the_model_is_fused(tmp_path: Path) -> None:
+    """Small tensors of other files are mapped while the passes read them."""
+    model, weights = attention(), tmp_path / "weights.bin"
+    weights.write_bytes(np.float32(0.25).tobytes())
+    model.graph.initializer[0].CopyFrom(external("scale", (), "weights.bin", 0))
+    result = fa_compiler.optimize(saved(model, tmp_path / "model.onnx"), tmp_path / "out.onnx")
+    assert result.report.count("fused") == 1
+    weights.unlink()
+    weights.write_bytes(b"another file")
 
 
 @pytest.mark.skipif(not READ_ONLY.is_dir(), reason="there is no folder Z:/sys, which Wine has, to fail in")

@@ -220,12 +220,12 @@ def made(state: Path, runtime: str, wheel: Path) -> Windows:
     wine = shutil.which("wine")
     if wine is None:
         sys.exit("error: make windows needs Wine, 8 or newer; install it (Debian: apt install wine wine64)")
-    state.mkdir(parents=True, exist_ok=True)
+    (state / "prefix").mkdir(parents=True, exist_ok=True)
     windows = Windows(wine, state, python_of(state), packages_of(state, runtime, wheel))
     # What the first program of a prefix starts lives on, and would hold that program's streams open.
     quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for words in (["wineserver", "-p"], [wine, "winecfg", "/v", "win10"]):
-        subprocess.run(words, env=windows.environment, check=True, **quiet)
+        subprocess.run(words, env=windows.environment, check=False, **quiet)
     return windows
 
 
