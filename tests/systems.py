@@ -34,6 +34,7 @@ SOURCES = pytest.mark.skipif(
 )
 LINKS = pytest.mark.skipif(not _makes_links(), reason="this user may not make symbolic links")
 SCRIPTS = pytest.mark.skipif(IS_WINDOWS, reason="Windows runs no scripts of a shell; those of ATC are for Linux")
+TOOLS = pytest.mark.skipif(IS_WINDOWS, reason="the tools for developers are for Linux")
 SIGNALS = pytest.mark.skipif(IS_WINDOWS, reason="Windows sends no signals to other processes")
 FORK = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 NAMED_PIPES = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no named pipes in folders")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from rich.box import SIMPLE_HEAD
+from rich.box import SIMPLE_HEAD, Box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -37,7 +37,9 @@ _HEIGHT = 25
 
 LATER, LATER_RANGE = 2, 6
 """How many more columns the cells of later rows may need, where they are one number, and where two more follow."""
-_RULE = "─"
+_RULE, _DASH = "─", "-"
+_PLAIN_HEAD = Box(str(SIMPLE_HEAD).replace(_RULE, _DASH), ascii=True)
+"""The lines of tables where the output cannot show Rich's, as in a pipe of Windows: Rich's own choice has more lines."""
 
 
 class _Console(Console):
@@ -118,7 +120,7 @@ class MeasuredRows:
         widths = list(map(max, self._widths, map(len, row)))
         table = _table_lines(out, header, [row], self._widths if sum(widths) > room else widths)
         shown = [line for line in table if line]
-        rule = next(place for place, line in enumerate(shown) if set(line) == {" ", _RULE})
+        rule = next(place for place, line in enumerate(shown) if set(line) in ({" ", _RULE}, {" ", _DASH}))
         lines = ["", *shown] if begins else shown[rule + 1 :]
         out.file.write("".join(f"{line}\n" for line in lines))
         out.file.flush()
@@ -163,7 +165,8 @@ def _table_lines(
 ) -> list[str]:
     """The lines of a table, without the spaces with which Rich fills its last column. Its columns are as wide as their
     content, or have these `widths`."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    box = SIMPLE_HEAD if out.encoding.startswith("utf") else _PLAIN_HEAD
+    table = Table(box=box, pad_edge=False)
     for heading, width in zip(headings, widths or [None] * len(headings), strict=True):
         table.add_column(heading, overflow="fold", width=width)
     for row in rows:

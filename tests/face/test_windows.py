@@ -4,6 +4,7 @@ another shell."""
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -170,6 +171,19 @@ def test_commands_for_the_shell(windows: bool, command: str, lines: list[str], m
     monkeypatch.setattr(shell, "IS_WINDOWS", windows)
     assert shell.command(["run", "a b", "c"]) == command
     assert list(shell.with_variable("FA", "a b", "run")) == lines
+
+
+@pytest.mark.parametrize(("encoding", "rule"), [("cp1252", "-"), ("utf-8", "─")])
+def test_tables_in_a_pipe(encoding: str, rule: str, tmp_path: Path) -> None:
+    """A pipe of Windows has a code page, which lacks Rich's lines."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    command = [sys.executable, "-m", "fa_compiler", "bench", str(path), "--lengths", "4,8", "--seconds", "0.01"]
+    environment = os.environ | {"PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, env=environment, capture_output=True, check=True)
+    lines = done.stdout.decode(encoding).splitlines()
+    assert lines[1].startswith(" tokens")
+    assert set(lines[2]) == {" ", rule}
+    assert [line.split()[0] for line in lines[3:5]] == ["4", "8"]
 
 
 def test_the_limit_is_that_of_windows() -> None:

@@ -89,7 +89,7 @@ def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "2 ranks, contiguous order; attentions: 2 by" in printed
     assert "the operator takes it in full only: 3072 bytes are added" in printed  # 12 * batch * sequence * sequence
-    files = sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+    files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
     configs = ["cluster_config.json", "model_relation_config.json"]
     assert files == ["atc.sh", *configs, "ranks/rank_0.air", "ranks/rank_1.air", "report.json"]
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))

@@ -163,7 +163,7 @@ def test_an_error_of_one_rank_is_that_of_all(tmp_path: Path) -> None:
     task = ShardedRun(loaded, x, y)
     told = errors_of_ranks(task, {2: ShardedRun(loaded, tmp_path / "broken.npz", y)})
     assert len(set(told)) == 1
-    assert told[0].startswith(f"rank 2: {tmp_path}/broken.npz is not an .npz file of plain arrays")
+    assert told[0].startswith(f"rank 2: {tmp_path / 'broken.npz'} is not an .npz file of plain arrays")
     told = errors_of_ranks(task, {0: ShardedRun(loaded, x, tmp_path / "no folder" / "y.npz")})
     assert len(set(told)) == 1 and "there is no folder" in told[0]
     assert (

@@ -7,7 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.systems import TOOLS
 from tools.processes import Child, HelperError, Server, module
+
+pytestmark = TOOLS
 
 ANSWERS = """
 import os, sys, time

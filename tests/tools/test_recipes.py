@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.systems import TOOLS
 from tools.compat import measured
 from tools.compat.check_packages import PAGE, RECIPES, Workplace, differ, section
 
@@ -30,6 +31,7 @@ def test_commands_run_the_blocks(title: str) -> None:
     assert {*run} <= {*files}
 
 
+@TOOLS
 def test_the_last_statement_is_measured(tmp_path: Path) -> None:
     """The commands of a recipe run in its folder, with `python` and `fa-compiler` of the environment."""
     place = Workplace(tmp_path)
@@ -44,6 +46,7 @@ def test_the_last_statement_is_measured(tmp_path: Path) -> None:
         place.run("echo no such command; exit 1")
 
 
+@TOOLS
 def test_measured_needs_nothing_but_python(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("words = ['a', *('b', 'c')]")
     words = [sys.executable, "-S", measured.__file__, str(tmp_path / "result.json"), str(tmp_path / "script.py")]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.systems import TOOLS
 from tools.release import PLATFORMS, built, checklist, faults
 
 PROJECT = '[project]\nversion = "1.2.0"\n'
@@ -43,6 +44,7 @@ def test_what_is_not_ready(version: str, heading: str, told: str, tmp_path: Path
     assert list(faults(checkout(tmp_path, version, heading))) == [told]
 
 
+@TOOLS
 def test_the_list_of_what_was_built(tmp_path: Path) -> None:
     folder = tmp_path / "build" / "wheels"
     folder.mkdir(parents=True)

@@ -129,7 +129,7 @@ def test_large_weights_go_beside_the_file(tmp_path: Path) -> None:
     ]
     place = tmp_path / "model.air"
     files = write(model, place, inline_limit=1000)
-    assert [str(path.relative_to(tmp_path)) for path in files] == [
+    assert [path.relative_to(tmp_path).as_posix() for path in files] == [
         "model.air",
         "air_weight/fas/Const_fas_graph_mask_file",
         "air_weight/fas/Const_fas_graph_layer_0_file",
