@@ -101,6 +101,7 @@ def _missing_of_kernel(file: str, record: Operator, kernel: CpuKernel) -> Iterat
         yield f"{file}: `reordered` of the kernel names {', '.join(sorted(unknown))}, which is no variant"
 
 
+@SOURCES
 def test_what_a_new_operator_lacks_is_said() -> None:
     variant = replace(KNOWN.variants[-1], name="MyOp", sources=("",))
     kernel = CpuKernel(extensions=("EXT-MINE",), required_output="out", reordered=("older",))

@@ -39,7 +39,7 @@ LATER, LATER_RANGE = 2, 6
 """How many more columns the cells of later rows may need, where they are one number, and where two more follow."""
 _RULE, _DASH = "─", "-"
 _PLAIN_HEAD = Box(str(SIMPLE_HEAD).replace(_RULE, _DASH), ascii=True)
-"""The lines of tables where the output cannot show Rich's, as in a pipe of Windows: Rich's own choice has more lines."""
+"""The lines of tables where the output cannot show Rich's, as in a pipe of Windows. Rich's own choice has others."""
 
 
 class _Console(Console):
