@@ -8,8 +8,10 @@ import numpy as np
 
 from bench.exporter_tokens import _row
 from bench.exporter_worker import measure, prompt_of
+from tests.systems import TOOLS
 
 
+@TOOLS
 def test_the_prompt_ends_with_its_first_token() -> None:
     begun: list[int] = []
 
@@ -23,6 +25,7 @@ def test_the_prompt_ends_with_its_first_token() -> None:
     assert np.array_equal(prompt_of(5), prompt_of(5))
 
 
+@TOOLS
 def test_a_row_has_the_best_round_and_the_tokens_up_to_the_first_other_one() -> None:
     rounds = [
         {"prefill": 2.0, "decode": 1.0, "chosen": [7, 8, 9], "peak_mib": 10},

@@ -11,6 +11,7 @@ import pytest
 from bench import load
 from bench.speed import rounds
 from bench.speed.cases import Case
+from tests.systems import TOOLS
 
 CASE = Case("small", "forward", 1, 2, 2, 8, 8, 8)
 
@@ -45,6 +46,7 @@ class Workers:
         self.forgotten += 1
 
 
+@TOOLS
 def test_peers_alone_and_beside_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers of ONNX Runtime twice, others once; neither those that are wrong nor those that nobody chose."""
     monkeypatch.setattr(rounds, "PAUSE", 0.0)
@@ -75,6 +77,7 @@ def test_median_and_90th_percentile() -> None:
     assert load.State([0.5]).late == 0.5
 
 
+@TOOLS
 def test_the_caches_are_emptied_before_a_decode_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "PAUSE", 0.0)
     server: Any = Server()

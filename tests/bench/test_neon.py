@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.neon import Unavailable, busiest_loop, main
+from tests.systems import TOOLS
 
 CLANG = """
 _ZN2fa8baseline6scoresENS0_8RowMajorE: // @scores
@@ -49,6 +50,7 @@ def test_a_function_that_is_not_there() -> None:
         busiest_loop(CLANG, "exponentials")
 
 
+@TOOLS
 def test_a_missing_compiler_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--compiler", "no-such-compiler"]) == 1
     assert capsys.readouterr().err.startswith("error: no-such-compiler cannot be run (No such file or directory)")

@@ -23,6 +23,7 @@ from bench.speed import bars, chart, curves, limits, rounds, tables, truth
 from bench.speed.cases import CASES, LONG, QUICK, Case
 from bench.speed.limits import Machine, NoCompiler, needed, parts
 from fa_compiler import reference
+from tests.systems import TOOLS
 
 ROOT = Path(__file__).parents[2]
 SMALL = Case("small", "both", 2, 4, 2, 9, 9, 8)
@@ -120,6 +121,7 @@ def test_the_limit_of_tiles_is_the_longer_part() -> None:
     assert "tile_flops" in needed(case) and "tile_flops" not in needed(replace(case, dtype="float16"))
 
 
+@TOOLS
 def test_an_assembler_that_does_not_know_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limits are compiled without them, on machines that have tile registers, too."""
     old = tmp_path / "old-compiler"
@@ -305,6 +307,7 @@ def test_bars_are_as_long_as_the_share_of_the_limit() -> None:
     assert "bert: ort-mha 9 ms, 94 %, wrong" in shares
 
 
+@TOOLS
 @DRAWN
 def test_a_tiny_run(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "all", "--cases", "^small$", "--peers", "ort", "--rounds", "1",

@@ -9,10 +9,12 @@ import pytest
 
 from bench import threads
 from bench.speed.cases import CASES, Case
+from tests.systems import TOOLS
 
 NAMED = {case.name: case for case in CASES}
 
 
+@TOOLS
 def test_the_threads_of_ordinary_machines_are_busy() -> None:
     """At most 5 % is idle where each thread has at least seven units of 32 rows; more where there are too few units."""
     few = Case("few", "forward", 1, 12, 12, 32, 32, 64)
@@ -23,6 +25,7 @@ def test_the_threads_of_ordinary_machines_are_busy() -> None:
     assert too_many == pytest.approx(100 * (1 - 12 / 128), abs=0.1)
 
 
+@TOOLS
 def test_the_threads_share_the_heads_of_a_gradient() -> None:
     """Twelve heads on eight threads: one task for each head would leave a quarter of the time idle."""
     twelve = [(NAMED[name], 8) for name in ("bwd-bert", "bwd-gpt2")]
