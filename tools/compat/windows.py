@@ -22,10 +22,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import threading
 import zipfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -70,16 +72,32 @@ class Windows:
 
     def run(self, command: Sequence[str | Path], folder: Path) -> subprocess.CompletedProcess[bytes]:
         """Run a program, and return what it printed. Raises TimeoutExpired."""
-        words, null, pipe = [self.wine, *map(str, command)], subprocess.DEVNULL, subprocess.PIPE
-        return subprocess.run(
+        words, said, ended = [self.wine, *map(str, command)], list[bytes](), threading.Event()
+        with subprocess.Popen(
             words,
             cwd=folder,
             env=self.environment,
-            stdin=null,
-            stdout=pipe,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=LONGEST,
-        )
+        ) as process:
+            assert process.stdout is not None
+            reader = threading.Thread(target=_read, args=(process.stdout.fileno(), said, ended), daemon=True)
+            reader.start()
+            try:
+                process.wait(LONGEST)
+            finally:
+                process.kill()
+                reader.join(5)  # what the program has started, such as a desktop, may hold the stream open
+                ended.set()
+        return subprocess.CompletedProcess(words, process.returncode, b"".join(said))
+
+
+def _read(stream: int, said: list[bytes], ended: threading.Event) -> None:
+    """Read a stream to its end, or until nobody waits for it any more."""
+    with suppress(OSError):
+        while not ended.is_set() and (piece := os.read(stream, 1 << 16)):
+            said.append(piece)
 
 
 def windows_path(path: Path) -> str:
@@ -229,7 +247,7 @@ def made(state: Path, runtime: str, wheel: Path) -> Windows:
     return windows
 
 
-def ended(windows: Windows) -> None:
+def end(windows: Windows) -> None:
     """End what Wine has started."""
     subprocess.run(["wineserver", "-k"], env=windows.environment, check=False)
 
@@ -272,7 +290,7 @@ def main() -> int:
 
             code |= windows_programs.run(windows, given.programs.resolve())
     finally:
-        ended(windows)
+        end(windows)
     return code
 
 
