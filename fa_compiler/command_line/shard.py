@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 from collections.abc import Sequence
 
+from fa_compiler import shell
 from fa_compiler.command_line.exit_codes import OK
 from fa_compiler.command_line.models import progress_bar
 from fa_compiler.command_line.options import given
@@ -47,7 +47,7 @@ def _print(result: Sharded) -> None:
     print(f"{report.ranks} rank{'s' if report.ranks > 1 else ''}, {report.order} order")
     if report.caches:
         print("each rank has its part of the caches in turn: of N ranks, rank r has the tokens r, r + N, r + 2 N, ..")
-    command = f"mpirun -n {report.ranks} fa-compiler run {shlex.quote(str(result.path))}"
+    command = f"mpirun -n {report.ranks} fa-compiler run {shell.command([str(result.path)])}"
     print(printable(f"wrote {result.path}; run it with: {command} --inputs X.npz --outputs Y.npz"))
 
 
