@@ -223,15 +223,33 @@ class StandardBuilder:
         builder, space = self.emitter.builder, self.match.space
         shapes = [(value, axis, builder.info.shape(value) or ()) for value, axis in places]
         sizes = {shape[axis]: (value, axis) for value, axis, shape in shapes if len(shape) >= abs(axis)}
-        larger = [place for size, place in sizes.items() if size.const != 1]
+        sizes = {size: place for size, place in sizes.items() if size.const != 1}
+        larger = list(sizes.values())
         if not space.may_broadcast(axes) or SAME_SIZES in self.facts.options.assume:
             short = any(axis >= 0 and shape[axis] == Dim(1) for _, axis, shape in shapes)
             return builder.dimension(*larger[0]) if short and larger else None
         self._note_expanded(axes)
-        counts = [builder.dimension(*place) for place in larger]
+        counts = [builder.dimension(*place) for place in self._stated(axes, sizes)]
         if len(counts) == 1:
             return counts[0]
         return builder.reduce("ReduceMax", builder.concat(counts, 0), [0])
+
+    def _stated(self, axes: Axes, sizes: Mapping[Dim, tuple[ir.Value, int]]) -> list[tuple[ir.Value, int]]:
+        """The sizes that operands may be repeated to.
+
+        A Reshape that the result takes the place of may state the size of these axes, as that of the query. Beside a
+        larger mask it then makes other rows of the numbers. So nothing is repeated to the size of such a mask, and the
+        operator refuses it.
+        """
+        space, destination = self.match.space, self.plan.destination
+        shape = self.emitter.builder.info.shape(destination.value) or ()
+        own = set(space.resolve(axes))
+        stated = [size for dim, size in zip(destination.dims, shape, strict=False) if own & set(space.resolve(dim))]
+        if any(atom.op == "broadcast" for size in stated for atom in size.atoms):
+            return list(sizes.values())
+        atoms = {atom for size in stated for atom in size.atoms}
+        kept = [place for size, place in sizes.items() if size.atoms and size.atoms <= atoms]
+        return kept or list(sizes.values())
 
     def _note_expanded(self, axes: Axes) -> None:
         """Note that operands are copied to the size of these axes. Raises Decline where they cannot be."""
