@@ -2,7 +2,6 @@
 // of conv_states, and its last tokens are left in a line. Which rows these are, each operator says in its namespace.
 #include <algorithm>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -38,11 +37,9 @@ constexpr Kind kPlain{plain::kInputs, plain::kInputCount, plain::input_query_sta
 constexpr Kind kFused{fused::kInputs, fused::kInputCount, fused::input_query_start_loc, fused::input_cache_indices, false,
                       fused::rule::shapes, fused::rule::sizes, fused::rule::contents, 256, 8, 3, 3};
 constexpr int64_t kLeastChannels = 64, kMostChannels = 16384, kChannelUnit = 16, kMostPacked = 1 << 20;
-constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 
 using Number = uint16_t;  // float16 or bfloat16
 
-const int32_t* integers_of(const Tensor& tensor) { return static_cast<const int32_t*>(tensor.data); }
 const Number* numbers_of(const Tensor& tensor) { return static_cast<const Number*>(tensor.data); }
 
 // Writes rows of channels as channels of rows.
@@ -103,10 +100,7 @@ class LineConvolution : public OpKernel {
 };
 
 void LineConvolution::check_shape(const Call& call, size_t input, const Dims& expected) const {
-  const Tensor& tensor = call.inputs[input];
-  if (!tensor.present() || tensor.dims == expected) return;
-  fail(kind_.shapes, std::string("input ") + kind_.inputs[input] + " has the shape " + text_of(tensor.dims) + ", expected " +
-                         text_of(expected));
+  fa::check_shape(node_, kind_.shapes, kind_.inputs[input], call.inputs[input], expected);
 }
 
 // The inputs and sizes. The sequences have their tokens.
@@ -165,9 +159,8 @@ void LineConvolution::check_sizes(const Call& call) const {
                {kStates, "tokens in a line", call.length, call.width - 1, kAny}};
   for (const auto& each : sizes) {
     if (each.size >= each.least && each.size <= each.most) continue;
-    const std::string wanted = std::to_string(each.least) + (each.most == kAny ? " or more" : " to " + std::to_string(each.most));
     fail(kind_.sizes, std::string("input ") + kind_.inputs[each.input] + " has " + std::to_string(each.size) + " " +
-                          each.what + ", expected " + wanted);
+                          each.what + ", expected " + text_of_range(each.least, each.most));
   }
   if (call.channels % kChannelUnit == 0) return;
   fail(kind_.sizes, "input x has " + std::to_string(call.channels) + " channels, expected a multiple of " +

@@ -41,7 +41,6 @@ class Kernel final : public OpKernel {
   int64_t divided(size_t input, int64_t width, int64_t heads) const;
   void check_operands(const Inputs& inputs) const;
   void check_types(const Inputs& inputs) const;
-  void check_shape(Rule rule, const Tensor& tensor, const char* name, const Dims& expected) const;
   linear::Rows rows(const Tensor& tensor, int64_t heads) const;
   linear::Problem problem_of(const Inputs& inputs) const;
   std::vector<linear::Sequence> sequences_of(const Inputs& inputs) const;
@@ -76,11 +75,6 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
     fail(rule::heads, "q_num_heads is " + std::to_string(query_heads_) + " beside " + std::to_string(heads_) +
                           " of kv_num_heads, expected a multiple or a divisor");
   }
-}
-
-void Kernel::check_shape(Rule rule, const Tensor& tensor, const char* name, const Dims& expected) const {
-  if (tensor.dims == expected && tensor.rank() == expected.size()) return;
-  fail(rule, std::string("input ") + name + " has the shape " + text_of(tensor.dims) + ", expected " + text_of(expected));
 }
 
 // The size of a head of an input that has so many heads.
@@ -147,8 +141,8 @@ linear::Problem Kernel::problem_of(const Inputs& inputs) const {
     fail(rule::widths, "input key has a width of " + std::to_string(key.dims[2]) + ", expected heads of " +
                            std::to_string(p.key_size) + " whose number divides " + std::to_string(heads_));
   }
-  check_shape(rule::widths, key, "key", {batch, tokens, key.dims[2]});
-  check_shape(rule::widths, value, "value", {batch, tokens, value.dims[2]});
+  check_shape(node_, rule::widths, "key", key, {batch, tokens, key.dims[2]});
+  check_shape(node_, rule::widths, "value", value, {batch, tokens, value.dims[2]});
   p.scale = scale_ != 0 ? scale_ : 1.0f / std::sqrt(static_cast<float>(p.key_size));
   p.query = rows(query, query_heads_);
   p.key = rows(key, p.key_heads);
@@ -156,17 +150,17 @@ linear::Problem Kernel::problem_of(const Inputs& inputs) const {
   const int64_t wide = heads_ * p.key_size;
   if (const Tensor& decay = inputs[input_decay]; decay.present()) {
     p.gate = decay.rank() == 3 && decay.dims[2] == heads_ ? linear::Gate::head : linear::Gate::key;
-    check_shape(rule::rows, decay, "decay", {batch, tokens, p.gate == linear::Gate::head ? heads_ : wide});
+    check_shape(node_, rule::rows, "decay", decay, {batch, tokens, p.gate == linear::Gate::head ? heads_ : wide});
     p.decay = rows(decay, heads_);
   }
   if (const Tensor& beta = inputs[input_beta]; beta.present()) {
     const bool is_shared = beta.rank() == 3 && beta.dims[2] == 1;
-    check_shape(rule::rows, beta, "beta", {batch, tokens, is_shared ? 1 : heads_});
+    check_shape(node_, rule::rows, "beta", beta, {batch, tokens, is_shared ? 1 : heads_});
     p.beta = rows(beta, is_shared ? 0 : heads_);
   }
   for (size_t input : {input_low_rank_write, input_low_rank_read}) {
     if (!inputs[input].present()) continue;
-    check_shape(rule::rows, inputs[input], kInputs[input], {batch, tokens, wide});
+    check_shape(node_, rule::rows, kInputs[input], inputs[input], {batch, tokens, wide});
     (input == input_low_rank_write ? p.write : p.read) = rows(inputs[input], heads_);
   }
   return p;
@@ -185,7 +179,7 @@ std::vector<linear::Sequence> Kernel::sequences_of(const Inputs& inputs) const {
     fail(rule::states, "input cu_seqlens has the shape " + text_of(limits.dims) + " with a batch of " +
                            std::to_string(batch) + ", expected [N+1] with a batch of 1");
   }
-  const auto* ends = static_cast<const int32_t*>(limits.data);
+  const int32_t* ends = integers_of(limits);
   const int64_t count = limits.dims[0] - 1;
   for (int64_t n = 0; n < count; ++n) {
     if (ends[n + 1] < ends[n] || ends[0] != 0) fail(rule::states, "input cu_seqlens is not a rising list that begins with 0");
@@ -214,7 +208,7 @@ void Kernel::compute(ort::KernelContext* context) const {
   const Dims states{p.sequence_count, heads_, p.key_size, p.value_size};
   Type state_type = type_of(query.type);
   if (past.present()) {
-    check_shape(rule::states, past, "past_state", states);
+    check_shape(node_, rule::states, "past_state", past, states);
     state_type = type_of(past.type);
     p.past = states_of(past.data, states, state_type);
   }

@@ -2,7 +2,6 @@
 // [Dv,Dk]; the second one also keeps the state of each token.
 #include <cstddef>
 #include <cstring>
-#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -34,11 +33,8 @@ struct Kind {
   Rule shapes, limits, lengths;
   int64_t most_heads, most_width, most_tokens;
 };
-constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 constexpr Kind kChunks{chunks::kInputs, chunks::rule::shapes, chunks::rule::limits, chunks::rule::lengths, 64, 128, kAny};
 constexpr Kind kSteps{steps::kInputs, steps::rule::shapes, steps::rule::limits, steps::rule::lengths, 256, 512, 8};
-
-const int32_t* integers_of(const Tensor& tensor) { return static_cast<const int32_t*>(tensor.data); }
 
 class GatedDeltaRule : public OpKernel {
  protected:
@@ -67,10 +63,7 @@ class GatedDeltaRule : public OpKernel {
 };
 
 void GatedDeltaRule::check_shape(const Inputs& inputs, size_t input, const Dims& expected) const {
-  const Tensor& tensor = inputs[input];
-  if (!tensor.present() || tensor.dims == expected) return;
-  fail(kind_.shapes, std::string("input ") + kind_.inputs[input] + " has the shape " + text_of(tensor.dims) + ", expected " +
-                         text_of(expected));
+  fa::check_shape(node_, kind_.shapes, kind_.inputs[input], inputs[input], expected);
 }
 
 // The problem without its results, states and sequences.
@@ -115,9 +108,8 @@ void GatedDeltaRule::check_limits(const linear::Problem& p, const Inputs& inputs
                 {kState, "states", inputs[kState].dims[0], kAny}};
   for (const auto& each : limits) {
     if (each.size >= 1 && each.size <= each.most) continue;
-    const std::string wanted = each.most == kAny ? "1 or more" : "1 to " + std::to_string(each.most);
     fail(kind_.limits, std::string("input ") + kind_.inputs[each.input] + " has " + std::to_string(each.size) + " " +
-                           each.what + ", expected " + wanted);
+                           each.what + ", expected " + text_of_range(1, each.most));
   }
   if (p.heads % p.query_heads == 0) return;
   fail(kind_.limits, "input value has " + std::to_string(p.heads) + " heads, expected a multiple of " +
@@ -133,8 +125,8 @@ void GatedDeltaRule::check_lengths(const Inputs& inputs) const {
     const int64_t length = integers_of(lengths)[n];
     sum += length;
     if (length >= 1 && length <= kind_.most_tokens) continue;
-    const std::string wanted = kind_.most_tokens == kAny ? "1 or more" : "1 to " + std::to_string(kind_.most_tokens);
-    fail(kind_.lengths, "input actual_seq_lengths has a length of " + std::to_string(length) + ", expected " + wanted);
+    fail(kind_.lengths, "input actual_seq_lengths has a length of " + std::to_string(length) + ", expected " +
+                            text_of_range(1, kind_.most_tokens));
   }
   if (sum == tokens) return;
   fail(kind_.lengths, "input actual_seq_lengths has the sum " + std::to_string(sum) + ", expected " +

@@ -191,6 +191,15 @@ void refuse(const std::string& node, Rule rule, const std::string& text) {
               node + ": " + text + " (" + rule.list + "." + std::to_string(rule.number) + ")"};
 }
 
+void check_shape(const std::string& node, Rule rule, const char* name, const Tensor& tensor, const Dims& expected) {
+  if (!tensor.present() || tensor.dims == expected) return;
+  refuse(node, rule, std::string("input ") + name + " has the shape " + text_of(tensor.dims) + ", expected " + text_of(expected));
+}
+
+std::string text_of_range(int64_t least, int64_t most) {
+  return std::to_string(least) + (most == kAny ? " or more" : " to " + std::to_string(most));
+}
+
 NodeInfo::NodeInfo(ort::Api api, const ort::KernelInfo* info, const char* op_type) : api_(api), info_(info) {
   std::string name;
   check(api_, read_text(name, [this](char* out, size_t* size) {

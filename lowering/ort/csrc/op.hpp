@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <initializer_list>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -87,6 +88,9 @@ struct Tensor {
   int64_t count() const;
 };
 
+// The numbers of an int32 tensor.
+inline const int32_t* integers_of(const Tensor& tensor) { return static_cast<const int32_t*>(tensor.data); }
+
 // A null `value` gives a tensor that is not present. Throws if the rank exceeds Dims::kMaxRank.
 Tensor tensor_of(ort::Api api, const ort::Value* value);
 
@@ -130,6 +134,13 @@ struct Rule {
 
 // Throws an error that begins with the node's title and ends with the violated constraint.
 [[noreturn]] void refuse(const std::string& node, Rule rule, const std::string& text);
+
+// Refuses the input `name` if it is present and has another shape.
+void check_shape(const std::string& node, Rule rule, const char* name, const Tensor& tensor, const Dims& expected);
+
+// How an error tells a range of numbers: "1 to 64" or, if any larger one will do, "1 or more".
+inline constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+std::string text_of_range(int64_t least, int64_t most);
 
 // An attribute and its default, which has no meaning if the attribute is required. In descriptors.inc, the attributes
 // of an operator are in its namespace `attr`.

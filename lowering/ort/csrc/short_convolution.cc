@@ -20,8 +20,6 @@ class Kernel final : public OpKernel {
   void compute(ort::KernelContext* context) const override;
 
  private:
-  void check_shape(Rule rule, const Tensor& tensor, size_t input, const Dims& expected) const;
-
   ort::Api api_;
   std::string node_;
   NodeResources resources_;
@@ -41,12 +39,6 @@ Kernel::Kernel(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node)
   if (asked != "silu" && asked != "none") {
     refuse(node_, rule::activation, "activation is '" + asked + "', expected none or silu");
   }
-}
-
-void Kernel::check_shape(Rule rule, const Tensor& tensor, size_t input, const Dims& expected) const {
-  if (tensor.rank() == expected.size() && tensor.dims == expected) return;
-  refuse(node_, rule, std::string("input ") + kInputs[input] + " has the shape " + text_of(tensor.dims) +
-                          ", expected " + text_of(expected));
 }
 
 void Kernel::compute(ort::KernelContext* context) const {
@@ -72,11 +64,11 @@ void Kernel::compute(ort::KernelContext* context) const {
   c.tokens = input.dims[channels_last_ ? 1 : 2];
   c.width = weight.dims[2];
   c.channels_last = channels_last_;
-  check_shape(rule::ranks, weight, input_weight, {c.channels, 1, c.width});
+  check_shape(node_, rule::ranks, kInputs[input_weight], weight, {c.channels, 1, c.width});
   if (c.width == 0) refuse(node_, rule::ranks, "input weight has no columns, expected 1 or more");
   const Dims state{c.batch, c.channels, c.width - 1};
-  if (bias.present()) check_shape(rule::shapes, bias, input_bias, {c.channels});
-  if (past.present()) check_shape(rule::shapes, past, input_past_state, state);
+  check_shape(node_, rule::shapes, kInputs[input_bias], bias, {c.channels});
+  check_shape(node_, rule::shapes, kInputs[input_past_state], past, state);
   c.input = input.data;
   c.weight = weight.data;
   c.bias = bias.present() ? bias.data : nullptr;
