@@ -51,7 +51,7 @@ class Parts:
 
     def own(self, whole: Array, axis: int, rank: int) -> Array:
         """A rank's part of a tensor along an axis."""
-        pieces = [_cut(whole, axis, start, stop) for start, stop in self.chunks(rank)]
+        pieces = [cut(whole, axis, start, stop) for start, stop in self.chunks(rank)]
         return pieces[0] if len(pieces) == 1 else np.concatenate(pieces, axis)
 
     def joined(self, parts: Sequence[Array], axis: int) -> Array:
@@ -62,7 +62,7 @@ class Parts:
         for rank, part in enumerate(parts):
             begin = 0
             for start, stop in self.chunks(rank):
-                _cut(whole, axis, start, stop)[...] = _cut(part, axis, begin, begin + stop - start)
+                cut(whole, axis, start, stop)[...] = cut(part, axis, begin, begin + stop - start)
                 begin += stop - start
         return whole
 
@@ -190,5 +190,6 @@ def extremes(communicator: Communicator, parts: Parts, part: Array, axis: int, i
     return np.asarray(largest, part.dtype)
 
 
-def _cut(array: Array, axis: int, start: int, stop: int) -> Array:
+def cut(array: Array, axis: int, start: int, stop: int) -> Array:
+    """A range along an axis."""
     return array[(*(slice(None),) * axis, slice(start, stop))]

@@ -36,10 +36,10 @@ import numpy as np
 
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry.collectives import STATE_OUTPUTS, Chunk
-from fa_compiler.op_registry.ops.flash_linear_attention import DELTA, LOW_RANK
+from fa_compiler.op_registry.ops.flash_linear_attention import CORRECTED
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.methods import own_chunks
-from fa_compiler.parallel.parts import Parts, gathered
+from fa_compiler.parallel.parts import Parts, cut, gathered
 
 LINEAR, CONVOLUTION = "FlashLinearAttention", "ShortConvolution"
 TOKENS = 1
@@ -61,13 +61,15 @@ def sequence_states(
     past = inputs.get("past_state")
     tokens = {name: array for name, array in inputs.items() if name != "past_state"}
     chunks = own_chunks(parts, communicator.rank)
-    pieces = [{name: _cut(array, TOKENS, place) for name, array in tokens.items()} for _, place in chunks]
+    pieces = [
+        {name: cut(array, TOKENS, place.start, place.stop) for name, array in tokens.items()} for _, place in chunks
+    ]
     with np.errstate(all="ignore"):  # NaN and infinities
         made = [_from_zero(attrs, piece) for piece in pieces]
         added = _by_chunk(communicator, parts, [each for each, _ in made])
         factors = _by_chunk(communicator, parts, [factor for _, factor in made])
         first = np.zeros(added[0].shape, np.float32) if past is None else past.astype(np.float32)
-        states = _states(first, added, factors, attrs["update_rule"] in (*DELTA, *LOW_RANK))
+        states = _states(first, added, factors, attrs["update_rule"] in CORRECTED)
     if states is None:
         return _whole_states(communicator, parts, attrs, tokens, past, wanted)
     numbers = {chunk: number for number, chunk in enumerate(_sorted(parts))}
@@ -96,7 +98,7 @@ def sequence_tails(
     if past is None:
         past = np.zeros((own.shape[0], weight.shape[0], kept), own.dtype)
     chunks = own_chunks(parts, communicator.rank)
-    pieces = [_cut(own, axis, place) for _, place in chunks]
+    pieces = [cut(own, axis, place.start, place.stop) for _, place in chunks]
     tails = [np.moveaxis(piece, axis, 2)[..., max(0, piece.shape[axis] - kept) :] for piece in pieces]
     every = _by_chunk(communicator, parts, tails, lambda chunk: min(kept, chunk[1] - chunk[0]))
     before, seen = {}, [past]
@@ -124,7 +126,7 @@ def _from_zero(attrs: Mapping[str, Any], tokens: Mapping[str, Array]) -> tuple[A
     heads = int(attrs["kv_num_heads"])
     size, value = tokens["query"].shape[2] // int(attrs["q_num_heads"]), tokens["value"]
     batch, count, width = value.shape[0], value.shape[1], value.shape[2] // heads
-    if attrs["update_rule"] not in (*DELTA, *LOW_RANK):
+    if attrs["update_rule"] not in CORRECTED:
         zeros = np.zeros((batch, heads, size, width), np.float32)
         return _behind(attrs, tokens, zeros), _decay(tokens.get("decay"), batch, heads)
     wide = np.zeros((batch, count, heads, width + size), value.dtype)
@@ -199,7 +201,3 @@ def _by_chunk(
         for chunk, array, size in zip(of_rank, np.split(received, ends), shapes, strict=True):
             found[chunk] = array.reshape(size)
     return [found[chunk] for chunk in sorted(found)]
-
-
-def _cut(array: Array, axis: int, place: slice) -> Array:
-    return np.ascontiguousarray(array[(*(slice(None),) * axis, place)])

@@ -24,7 +24,9 @@ GATED = ("gated", "gated_delta")
 DELTA = ("delta", "gated_delta")
 LOW_RANK = ("general", "dplr")
 """A correction of rank one, which reads the state after the decay, or before it."""
-UPDATE_RULES = ("linear", "gated", "delta", "gated_delta", *LOW_RANK)
+CORRECTED = (*DELTA, *LOW_RANK)
+"""The rules in which a token also changes what others wrote."""
+UPDATE_RULES = ("linear", "gated", *CORRECTED)
 
 OURS = (
     REG_OP(

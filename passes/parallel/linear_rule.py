@@ -12,7 +12,7 @@ from typing import Any
 import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives, get
-from fa_compiler.op_registry.ops.flash_linear_attention import DELTA, LOW_RANK
+from fa_compiler.op_registry.ops.flash_linear_attention import CORRECTED
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.ir.nodes import is_read
 from fa_compiler.passes.parallel.attention_rule import add_collective, operands_of
@@ -101,7 +101,7 @@ def _bytes(sharder: Sharder, node: ir.Node, inputs: Mapping[str, ir.Value], attr
     heads = int(attrs["kv_num_heads"])
     size, width = query // int(attrs["q_num_heads"]), value // heads
     factors = 1
-    if attrs["update_rule"] in (*DELTA, *LOW_RANK):
+    if attrs["update_rule"] in CORRECTED:
         factors = size * size
     elif "decay" in sizes:
         decays = sizes["decay"][2]

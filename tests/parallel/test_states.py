@@ -16,7 +16,7 @@ from onnx import helper
 import fa_compiler
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry.collectives import CONTIGUOUS, ORDERS, STATE_OUTPUTS, ZIGZAG
-from fa_compiler.op_registry.ops.flash_linear_attention import DELTA, GATED, LOW_RANK, UPDATE_RULES
+from fa_compiler.op_registry.ops.flash_linear_attention import CORRECTED, DELTA, GATED, UPDATE_RULES
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.parts import Parts
 from fa_compiler.parallel.states import sequence_states, sequence_tails
@@ -69,7 +69,7 @@ def test_ranks_hand_on_states(
     found, sent = taken("FlashLinearAttention", attrs, inputs, ranks, order)
     check(expected, found)
     states, size, width = heads[1], 16, 24
-    factors = size * size if rule in (*DELTA, *LOW_RANK) else 1
+    factors = size * size if rule in CORRECTED else 1
     if rule in GATED and gate == "key" and rule not in DELTA:
         factors = size
     assert sent == [Handed("", 4 * states * (size * width + factors)).sent(order, ranks, batch=2)] * ranks
