@@ -63,10 +63,11 @@ FA_INLINE void narrow_vectors_to_pairs(float* row, int64_t count) {
   }
 }
 
-// Makes pairs of two lines of kNumbers numbers each; `count` is that of the lines. The last line of an odd number is paired with 0.
+// Rounds lines of kNumbers numbers, two lines to a line of pairs; these are `to_stride` floats apart. The last line of an odd
+// number is paired with 0.
 template <int64_t kNumbers = kPanel>
-FA_INLINE void pair_lines(const float* lines, int64_t stride, int64_t count, float* to) {
-  for (int64_t n = 0; n < count; n += 2, lines += 2 * stride, to += kNumbers) {
+FA_INLINE void narrow_lines_to_pairs(const float* lines, int64_t stride, int64_t count, float* to, int64_t to_stride = kNumbers) {
+  for (int64_t n = 0; n < count; n += 2, lines += 2 * stride, to += to_stride) {
 #pragma GCC unroll 2
     for (int64_t v = 0; v < kNumbers; v += kLanes) {
       store(to + v, pair_of(load(lines + v), n + 1 < count ? load(lines + stride + v) : Vec{}));

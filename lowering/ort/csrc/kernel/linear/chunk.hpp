@@ -56,7 +56,7 @@ class Chunk {
     } else {
       find_decays();
       if constexpr (kPairs) {
-        pair_lines<kTokenRow>(s_.columns, kTokenRow, shape_.keys, s_.key_pairs);
+        narrow_lines_to_pairs<kTokenRow>(s_.columns, kTokenRow, shape_.keys, s_.key_pairs);
         round_rows();
       }
       multiply_tokens(s_.keys, kDelta, s_.triangle);
@@ -75,9 +75,9 @@ class Chunk {
   // Computes a panel. False if a number is not finite.
   bool run(const Panel& panel) {
     FiniteCheck check;
-    if constexpr (kPairs) pair_lines(panel.before, kPanel, shape_.keys, s_.state_pairs);
+    if constexpr (kPairs) narrow_lines_to_pairs(panel.before, kPanel, shape_.keys, s_.state_pairs);
     if constexpr (kDelta) each_tile(count_, Solve{*this, panel, check});
-    if constexpr (kPairs) pair_lines(values_of(panel), value_stride(panel), count_, s_.value_pairs);
+    if constexpr (kPairs) narrow_lines_to_pairs(values_of(panel), value_stride(panel), count_, s_.value_pairs);
     for (int64_t n = 0; n < shape_.group && reads_; ++n) each_tile(count_, Read{*this, panel, n, check});
     each_tile(shape_.keys, Write{*this, panel, check});
     return check.holds();

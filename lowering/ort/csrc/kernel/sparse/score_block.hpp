@@ -351,10 +351,7 @@ struct HeadsInLanes {
   static void pair_keys(const float* block, int64_t heads, int64_t count, float* out) {
     for (int64_t h = 0; h < heads; h += kLanes) {
       const float* from = block + h / kWidth * kPanelFloats + h % kWidth;
-      float* to = out + h / kWidth * kPairsOfBlock * kWidth + h % kWidth;
-      for (int64_t j = 0; j < count; j += 2, from += 2 * kWidth, to += kWidth) {
-        store(to, pair_of(load(from), j + 1 < count ? load(from + kWidth) : Vec{}));
-      }
+      narrow_lines_to_pairs<kLanes>(from, kWidth, count, out + h / kWidth * kPairsOfBlock * kWidth + h % kWidth, kWidth);
     }
   }
 
