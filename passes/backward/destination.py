@@ -112,7 +112,7 @@ def moved_to(
         dtype = ir.DataType.FLOAT
         value = builder.cast(value, dtype)
     if destination.summed:
-        value = _sum_first(value, builder)
+        value = builder.reduce("ReduceSum", value, [0], keepdims=0)
     if not _is_one(destination.target.factor):
         number = builder.constant(np.array(destination.target.factor, dtype=dtype.numpy()), "number")
         value = builder.mul(value, number)
@@ -130,12 +130,6 @@ def replace_destinations(pairs: list[tuple[GradientTarget, ir.Value]], rewriter:
         # The same gradient may be asked for twice: each target has its own name.
         replace_value(target.value, rewriter.builder.alias(result) if result in seen else result)
         seen.add(result)
-
-
-def _sum_first(value: ir.Value, builder: Builder) -> ir.Value:
-    if builder.opset >= 13:
-        return builder.op("ReduceSum", [value, builder.ints([0])], {"keepdims": 0})
-    return builder.op("ReduceSum", [value], {"axes": (0,), "keepdims": 0})
 
 
 def _axes(dims: Arrangement) -> set[object]:

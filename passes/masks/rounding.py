@@ -50,6 +50,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     is_op,
     is_weight,
+    text_attr,
     without_none,
 )
 from fa_compiler.passes.layout.contraction import contraction
@@ -75,7 +76,7 @@ ARITHMETIC = (*PASSING, *FOUR_OPERATIONS, "Neg", "Abs", "Cast", "CumSum", "Max",
 """Operators that may compute a number from integers that are inputs of the model. Integers that other operators compute
 are positions and sizes."""
 KEEP_SIGNS = (*PASSING, "Add", "Cast", "Pad", "Max", "Min")
-"""Operators whose huge results have the sign of a huge operand."""
+"""Operators whose huge results have the sign of a huge operand. A Scatter may multiply instead."""
 NORMALISING = (
     *("LayerNormalization", "RMSNormalization", "BatchNormalization", "GroupNormalization", "InstanceNormalization"),
     *("Conv", "ConvTranspose", "LSTM", "GRU", "RNN", "Exp", "Erf", "Gelu"),
@@ -371,8 +372,8 @@ class _Sizes:
             elif self.largest(current) > MAX_FINE:
                 if self._is_coarse(current):
                     return COARSE
-                keeps_signs = is_op(current.producer(), *KEEP_SIGNS) or bool(inner_values(current))
-                pending.extend((source, signed and keeps_signs) for source in self._sources_of_large(current))
+                keeps_signs = signed and _keeps_signs(current)
+                pending.extend((source, keeps_signs) for source in self._sources_of_large(current))
         return Parts(False, total.times(term.sign))
 
     def _is_coarse(self, value: ir.Value) -> bool:
@@ -403,6 +404,14 @@ class _Sizes:
     def largest(self, value: ir.Value) -> float:
         """An upper bound of the absolute values of all elements that are not NaN; infinity where none is known."""
         return self.facts.largest(value)
+
+
+def _keeps_signs(value: ir.Value) -> bool:
+    """Have huge numbers of a value the signs of those that it is made of?"""
+    node = value.producer()
+    if is_op(node, *KEEP_SIGNS):
+        return text_attr(node, "reduction", "none") != "mul"
+    return bool(inner_values(value))
 
 
 def _of_numbers(numbers: Collection[float]) -> Huge:

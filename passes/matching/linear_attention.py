@@ -59,7 +59,7 @@ from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.values.facts import Facts
 
 READY_MADE = ("LinearAttentionGate",)  # 1
-FEATURES = (*BETWEEN, "Sin", "Cos", "ReduceSum", "ReduceL2", "ReduceMean", "CumSum", "LpNormalization", "Reciprocal")
+FEATURES = (*BETWEEN, "ReduceSum", "ReduceL2", "ReduceMean", "CumSum", "LpNormalization")
 """What may stand between a layer and the queries or keys: feature maps, norms, rotary positions, decays."""
 MOVING = (*MOVES, "Split", "Cast", "Mul", "Div", "Neg")
 STATES = (*MOVING, "Add")  # 6

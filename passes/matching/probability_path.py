@@ -298,7 +298,7 @@ def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     if split is not None:
         return split.is_last
     cut = slice_bounds(node, viewer.info, rank) if is_op(node, "Slice") else None
-    return bool(cut) and all(axis == rank - 1 for axis, _, _ in cut or ())
+    return cut is not None and {axis for axis, _, _ in cut} == {rank - 1}
 
 
 def _read_elsewhere(value: ir.Value, consumers: list[ir.Node], viewer: Viewer) -> Decline:

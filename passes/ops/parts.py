@@ -33,7 +33,7 @@ from fa_compiler.passes.ops.context import (
     rule,
     with_dims,
 )
-from fa_compiler.passes.ops.cuts import slice_start
+from fa_compiler.passes.ops.cuts import slice_bounds, slice_start
 from fa_compiler.passes.ops.moves import ArrayMove, Integers, Move, listed, mover, repeated
 
 CONCAT_AXIS, SPLIT_AXIS = 1, 0
@@ -135,10 +135,8 @@ def _axis_cut(shape: Shape, whole: Shape) -> int | None:
 
 def _begins_elsewhere(node: ir.Node, axis: int, rank: int, known: Known) -> bool:
     """May a Slice begin elsewhere than at 0 along another axis?"""
-    if not is_op(node, "Slice"):
-        return False
-    others = (slice_start(node, other, rank, known) for other in range(rank) if other != axis)
-    return any(start not in (None, 0) for start in others)
+    bounds = slice_bounds(node, known, rank) if is_op(node, "Slice") else None
+    return any(start.const not in (None, 0) for place, start, _ in bounds or () if place != axis)
 
 
 def equal_sizes(size: Dim, count: int) -> list[Dim]:

@@ -94,21 +94,18 @@ def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
 
 def _joined(node: ir.Node, info: ShapeInfo) -> Joined | None:
     """The cache whose past a node joins with new tokens, in one piece or row by row; None where it does not."""
-    if is_op(node, "Concat"):
-        return _concatenated(node, info)
-    rows, shape = gathered_rows(node, info), info.shape(node.outputs[0])
-    if rows is None or shape is None or (cache := _concatenated(rows.rows.node, info)) is None:
+    if (joined := concat_of(node, info)) is not None:
+        return _concatenated(joined, info)
+    gather, shape = gathered_rows(node, info), info.shape(node.outputs[0])
+    if gather is None or shape is None or (cache := _concatenated(gather.rows, info)) is None:
         return None
-    return replace(cache, node=node, length=shape[rows.axis], count=rows.count)
+    return replace(cache, node=node, length=shape[gather.axis], count=gather.count)
 
 
-def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
+def _concatenated(joined: Parts, info: ShapeInfo) -> Joined | None:
     """The cache whose past a Concat joins with what lies behind it; None where it joins other tensors."""
-    joined, shape = concat_of(concat, info), info.shape(concat.outputs[0])
-    if joined is None or shape is None:
-        return None
-    axis, parts = joined.axis, joined.with_elements(info)
-    if len(parts) < 2 or (before := info.shape(parts[0])) is None:
+    axis, parts, length = joined.axis, joined.with_elements(info), joined.size(joined.whole, info)
+    if len(parts) < 2 or length is None or (before := info.shape(parts[0])) is None:
         return None
     past, direct = _source(parts[0], info)
     sizes = info.shape(past)
@@ -119,7 +116,7 @@ def _concatenated(concat: ir.Node, info: ShapeInfo) -> Joined | None:
         return None
     # The axis itself where it is one of them, else the first.
     place = min(places, key=lambda dim: dim != axis)
-    return Joined(past, place, concat, tuple(parts[1:]), before[axis], shape[axis], direct)
+    return Joined(past, place, joined.node, tuple(parts[1:]), before[axis], length, direct)
 
 
 def _source(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:

@@ -37,9 +37,13 @@ class GatheredRows:
     indices, of which that at `axis` picks the rows; `count` is the number of rows of present."""
 
     rows: Parts
-    axis: int
     entries: tuple[ir.Value, ...]
     count: ir.Value
+
+    @property
+    def axis(self) -> int:
+        """The dimension of the rows."""
+        return self.rows.axis
 
 
 def gathered_rows(node: ir.Node, info: ShapeInfo) -> GatheredRows | None:
@@ -60,7 +64,7 @@ def gathered_rows(node: ir.Node, info: ShapeInfo) -> GatheredRows | None:
     count = _counted(entries[axis], past[axis], axis, info)
     if count is None:
         return None
-    return GatheredRows(rows, axis, entries, count)
+    return GatheredRows(rows, entries, count)
 
 
 def _counted(entry: ir.Value, held: Dim, axis: int, info: ShapeInfo) -> ir.Value | None:

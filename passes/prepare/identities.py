@@ -35,7 +35,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
@@ -147,11 +146,6 @@ class _Bypass:
         sequence = self.sequences.get(value or ABSENT)
         return sequence.elements(self.builder) if isinstance(sequence, _Parts) else sequence
 
-    def _size(self, value: ir.Value, axis: int) -> Dim | None:
-        """The size of an axis of a value; None where the value has no axes, or its rank is unknown."""
-        shape = self.info.shape(value)
-        return shape[axis] if shape else None
-
     def _place(self, value: ir.Value, axis: int) -> int | None:
         """An axis of a value, counted from the first one."""
         rank = len(self.info.shape(value) or ())
@@ -168,8 +162,9 @@ class _Bypass:
         if len(parts) == 1:
             return parts[0]
         split = split_of(parts[0].producer(), self.info)
-        is_whole = split is not None and split.parts == tuple(parts) and split.axis == self._place(parts[0], axis)
-        return split.whole if split is not None and is_whole else None
+        if split is None or split.parts != tuple(parts) or split.axis != self._place(parts[0], axis):
+            return None
+        return split.whole
 
     def parts(self, node: ir.Node) -> Sequence[ir.Value]:
         """Cases 2 and 3."""

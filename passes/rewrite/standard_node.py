@@ -222,12 +222,11 @@ class StandardBuilder:
         Decline."""
         builder, space = self.emitter.builder, self.match.space
         shapes = [(value, axis, builder.info.shape(value) or ()) for value, axis in places]
-        sizes = {shape[axis]: (value, axis) for value, axis, shape in shapes if len(shape) >= abs(axis)}
-        sizes = {size: place for size, place in sizes.items() if size.const != 1}
-        larger = list(sizes.values())
+        known = ((shape[axis], (value, axis)) for value, axis, shape in shapes if len(shape) >= abs(axis))
+        sizes = {size: place for size, place in known if size.const != 1}
         if not space.may_broadcast(axes) or SAME_SIZES in self.facts.options.assume:
             short = any(axis >= 0 and shape[axis] == Dim(1) for _, axis, shape in shapes)
-            return builder.dimension(*larger[0]) if short and larger else None
+            return builder.dimension(*next(iter(sizes.values()))) if short and sizes else None
         self._note_expanded(axes)
         counts = [builder.dimension(*place) for place in self._stated(axes, sizes)]
         if len(counts) == 1:

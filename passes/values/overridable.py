@@ -7,7 +7,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_overridable
+from fa_compiler.passes.ir.nodes import inputs_of, is_overridable
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 ABOUT_SHAPES = (Code.RANK, Code.SHAPE, Code.AXIS)
@@ -34,7 +34,7 @@ def _unknown_sizes_from(culprit: ir.Node, info: ShapeInfo) -> ir.Value | None:
     """An overridable tensor of integers above a node, behind values of unknown sizes alone; None without one."""
     pending, seen = [culprit], {culprit}
     while pending and len(seen) < MAX_STEPS:
-        for value in (given for given in pending.pop().inputs if given is not None):
+        for value in inputs_of(pending.pop()):
             if is_overridable(value) and value.dtype in (ir.DataType.INT64, ir.DataType.INT32):
                 return value
             maker = value.producer()

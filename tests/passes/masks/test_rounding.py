@@ -87,6 +87,20 @@ def test_what_is_declined(name: str) -> None:
     assert same(DECLINED[name]).code == "mask_value"
 
 
+@pytest.mark.parametrize(("reduction", "code"), [("mul", "mask_value"), ("min", None)])
+def test_a_scatter_that_may_turn_signs(reduction: str, code: str | None) -> None:
+    """A score is lost in the sum with both masks one after the other, and stays beside their sum."""
+    masks = (
+        "l = Where(m, zero, least) o = Constant<value=int64[1,1,1,1] {2}>() n = Constant<value=float[1,1,1,1] {-1}>()"
+    )
+    masks += f'h = ScatterElements<axis=3, reduction="{reduction}">(l, o, n) a = Add(s, h) x = Add(a, l) '
+    proto = parse(PRODUCT_QK + NUMBERS + masks + SOFTMAX.format("x") + PRODUCT_PV, MORE)
+    feeds = random_feeds(proto, m=PADDING[::-1])
+    result, report = fused(proto, target="contrib", assume=["no-empty-rows"])
+    assert_same(run(result, feeds)[0][0], run(proto, feeds)[0][0], 1e-5)
+    assert report.blocks[0].code == code
+
+
 @pytest.mark.parametrize(
     ("assume", "taken"),
     [(("masks-dominate",), None), (("binary-masks",), None), (("binary-masks", "no-empty-rows"), ("no-empty-rows",))],
