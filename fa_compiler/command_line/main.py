@@ -109,7 +109,7 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unknown argument {word!r}: {places[stem]} stands without an option in front of it")
         if not name.startswith("-"):
             takes = " and ".join([*map(str, places.values()), "options"])
-            hint = "; commas separate the values of an option" if word[0].isdigit() else ""
+            hint = "; commas separate the values of an option" if word[:1].isdigit() else ""
             self.error(f"unexpected argument {word!r}: the command takes {takes} only{hint}")
         owners = [each for each, parser in self.siblings.items() if name in parser._option_string_actions]
         self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))

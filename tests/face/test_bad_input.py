@@ -426,6 +426,10 @@ USAGE = {
         ["optimize", "MODEL", "b.onnx", "-o", "OUT"],
         "unexpected argument 'b.onnx': the command takes IN.onnx and options only; see",
     ),
+    "an empty word": (
+        ["optimize", "MODEL", "", "-o", "OUT"],
+        "unexpected argument '': the command takes IN.onnx and options only; see",
+    ),
     "two values of an option": (
         ["bench", "MODEL", "--lengths", "128", "512"],
         "'512': the command takes IN.onnx and options only; commas separate the values of an option",
