@@ -373,7 +373,8 @@ class _Writer(FunctionWriter):
     """Writes the nodes of one body. The methods return the names of values."""
 
     call: _Call = field(kw_only=True)
-    operands: _Operands = field(default_factory=lambda: _Operands("", "", "", ""), kw_only=True)
+    operands: _Operands = field(init=False)
+    """What the nodes behind the conversion to float32 read; a branch reads those of the writer that made it."""
 
     def write(self) -> None:
         self.operands = self._operands()
@@ -492,7 +493,8 @@ class _Writer(FunctionWriter):
 
     def _branch(self, offset: int) -> _Writer:
         """The writer of a branch, whose names are no names of this one."""
-        branch = _Writer(call=self.call, operands=self.operands)
+        branch = _Writer(call=self.call)
+        branch.operands = self.operands
         branch.names = {stem: offset + count for stem, count in self.names.items()}
         branch.offset = offset
         return branch
