@@ -401,7 +401,7 @@ class _Writer(FunctionWriter):
         product = self._product()
         batch, bias = self._batch_and_bias(product)
         scores = self._scores(product, bias)
-        first = bias is not None and self.call.attrs["pse_type"] == 1
+        first = self.call.attrs["pse_type"] == 1
         scaled_bias = self.op("Mul", bias, self.operands.scale) if bias is not None and first else bias
         for constant in (0.0, -math.inf):
             self.number(constant)  # these stand in front of whatever reads them
@@ -436,7 +436,7 @@ class _Writer(FunctionWriter):
 
     def _scores(self, product: str, bias: str | None) -> str:
         """The scores of a product of query and key."""
-        first = bias is not None and self.call.attrs["pse_type"] == 1
+        first = self.call.attrs["pse_type"] == 1
         if bias is not None and first:
             product = self.op("Add", product, bias)
         scores = self._capped(self.op("Mul", product, self.operands.scale))
