@@ -96,7 +96,7 @@ _TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_
 _TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
 _FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
 _COMPRESSED = 2048
-RANK = 4
+_RANK = 4
 """The axes of scores."""
 _FAR = 1 << 30
 """Farther away than any two tokens are."""
@@ -106,14 +106,16 @@ _TAME = 1e30
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of the sizes: that query, key and value have one batch, that mask and bias have no more batches and
-    rows than these, that the last size of the mask is the number of keys and that of rows, and that the bias, which is
-    not scaled, is as large as the scores of one sequence, beside a mask of keys."""
+    """What is known of the sizes, as far as it changes a body."""
 
     one_batch: bool = False
+    """Query, key and value have one batch, and it is not known whether mask and bias fit it."""
     fits: bool = False
+    """Query, key and value have one batch, and mask and bias have no more batches and rows than these."""
     mask_has_lengths: bool = False
+    """The last size of the mask is the number of keys and that of rows. It is told only where a band needs both."""
     bias_is_full: bool = False
+    """The bias is not scaled, and as large as the scores of one sequence. The mask beside it is one of keys."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ def _is_full(beside: Mapping[str, tuple[Dim, ...]], rows: Dim) -> bool:
 
 def _fits(shape: tuple[Dim, ...], batch: Dim, rows: Dim) -> bool:
     """Whether a mask or bias is known to have no more batches and rows than these."""
-    batches = shape[0] if len(shape) == RANK else 1
+    batches = shape[0] if len(shape) == _RANK else 1
     return all(size == 1 or _are_one([size, wanted]) for size, wanted in ((batches, batch), (shape[-2], rows)))
 
 
