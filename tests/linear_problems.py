@@ -294,7 +294,7 @@ def drawn_lines(seed: int) -> Call:
         lengths,
         (np.float16, BF16)[int(rng.integers(2))],
         width=width,
-        length=max(length, width - 1),
+        length=length,
         channels=int(rng.choice((64, 80, 272))),
         packed=packed,
         indices=bool(rng.integers(2)),
