@@ -353,7 +353,7 @@ def test_report_may_not_be_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[
 USAGE = {
     "unknown command": (["optimise"], "optimise"),
     "no output": (["optimize", "MODEL"], "-o"),
-    "unknown target": (["optimize", "MODEL", "-o", "OUT", "--target", "gpu"], "'gpu'"),
+    "unknown target": (["optimize", "MODEL", "-o", "OUT", "--target", "luck"], "unknown target 'luck'; known are"),
     "nearly a target": (["optimize", "MODEL", "-o", "OUT", "--target", "ontx"], "did you mean 'onnx'?"),
     "a runtime as target": (["inspect", "MODEL", "--target", "cuda"], "--target onnx --runtime ort-cuda"),
     "unknown assumption": (["optimize", "MODEL", "-o", "OUT", "--assume", "luck"], "'luck'"),
