@@ -158,11 +158,16 @@ def methods(case: Case, threads: int, server: Server | None) -> dict[str, Timed]
         except (RuntimeError, onnx.checker.ValidationError) as error:
             print(f"# {name} does not take {case.name}: {str(error).splitlines()[0][:100]}")
             continue
-        difference = np.abs(run().astype(np.float64) - expected).max() / np.abs(expected).max()
-        if not difference <= TOLERANCE:
-            raise SystemExit(f"{case.name}: the result of {name} differs from ours by {difference:.1e}")
+        check(case, name, run(), expected, TOLERANCE)
         made[name] = timed(run, threads)
     return made
+
+
+def check(case: Case, name: str, found: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    """Raise SystemExit if a result differs from ours by more than this, relative to the largest number."""
+    difference = np.abs(found.astype(np.float64) - expected).max() / np.abs(expected).max()
+    if not difference <= tolerance:
+        raise SystemExit(f"{case.name}: the result of {name} differs from ours by {difference:.1e}")
 
 
 def peers(case: Case, threads: int, server: Server, expected: np.ndarray) -> dict[str, Timed]:
@@ -176,9 +181,7 @@ def peers(case: Case, threads: int, server: Server, expected: np.ndarray) -> dic
         np.savez(inputs, allow_pickle=False, **{key: each.astype(np.float32) for key, each in case.inputs.items()})
         for peer in server.ask(question | {"inputs": str(inputs)})["peers"]:
             server.ask({"result": peer, "to": str(result)})
-            difference = np.abs(np.load(result) - expected).max() / np.abs(expected).max()
-            if not difference <= TOLERANCES[dtype]:
-                raise SystemExit(f"{case.name}: the result of {peer} differs from ours by {difference:.1e}")
+            check(case, peer, np.load(result).reshape(expected.shape), expected, TOLERANCES[dtype])
             made[peer] = lambda peer=peer: float(server.ask({"time": peer})["seconds"])
     return made
 

@@ -1,12 +1,9 @@
 """transformers' chunked code of linear attention in torch: a helper process of linear.py, in the interpreter that has
 torch and transformers.
 
-It is a server of tools/processes.py. The questions are
+It answers as torch_peers.py says. The question for a case is
 
     {"case": "gated" or "gated_delta", "gate": "head" or "key", "inputs": path, "heads": n, "threads": n, "type": name}
-                                    -> {"peers": names}
-    {"result": name, "to": path}    runs a peer once, saves its first result as float32 -> {}
-    {"time": name}                  -> {"seconds": s}
 
 The inputs are an .npz of float32, as FlashLinearAttention takes them; they are converted before any run. The code
 computes in float32, whatever their type is. There is none for a decay for each key dimension without a correction.
@@ -14,8 +11,6 @@ computes in float32, whatever their type is. There is none for a decay for each 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,9 +20,9 @@ from transformers.models.kimi_linear.modeling_kimi_linear import chunk_kimi_delt
 from transformers.models.mamba2.modeling_mamba2 import mamba2_chunk_scan
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
+from bench.torch_peers import Peers, Run
 from tools.processes import serve
 
-Run = Callable[[], Tensor]
 NAME = "transformers"
 MAMBA_CHUNK = 256
 """chunk_size in the configurations of published models."""
@@ -64,38 +59,16 @@ def state_space(given: dict[str, Tensor]) -> Run:
     return run
 
 
-class Peers:
-    """The peers of the current case."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, Run] = {}
-        self.clock = time.process_time
-
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """One question of the protocol."""
-        with torch.inference_mode():
-            if "case" in question:
-                return {"peers": self._prepare(question)}
-            if "result" in question:
-                np.save(question["to"], self.runs[question["result"]]().float().flatten(2).numpy())
-                return {}
-            start = self.clock()
-            self.runs[question["time"]]()
-            return {"seconds": self.clock() - start}
-
-    def _prepare(self, question: dict[str, Any]) -> list[str]:
-        torch.set_num_threads(question["threads"])
-        self.clock = time.process_time if question["threads"] == 1 else time.perf_counter
-        with np.load(question["inputs"]) as file:
-            given = {name: torch.from_numpy(file[name]).to(getattr(torch, question["type"])) for name in file}
-        for name in given.keys() - {"past_state"}:
-            given[name] = given[name].unflatten(-1, (question["heads"], -1))
-        if question["case"] == "gated_delta":
-            self.runs = {NAME: delta(given, question["gate"])}
-        else:
-            self.runs = {NAME: state_space(given)} if question["gate"] == "head" else {}
-        return list(self.runs)
+def prepared(question: dict[str, Any]) -> dict[str, Run]:
+    """The peer of a case, if there is one."""
+    with np.load(question["inputs"]) as file:
+        given = {name: torch.from_numpy(file[name]).to(getattr(torch, question["type"])) for name in file}
+    for name in given.keys() - {"past_state"}:
+        given[name] = given[name].unflatten(-1, (question["heads"], -1))
+    if question["case"] == "gated_delta":
+        return {NAME: delta(given, question["gate"])}
+    return {NAME: state_space(given)} if question["gate"] == "head" else {}
 
 
 if __name__ == "__main__":
-    serve(Peers().answer, {})
+    serve(torch.inference_mode()(Peers(prepared).answer), {})

@@ -1,18 +1,15 @@
 """torch's dense masked and gathered formulations of the sparse operators: a helper process of sparse.py, in the
 interpreter that has torch.
 
-It is a server of tools/processes.py. The questions are
+It answers as torch_peers.py says. The question for a case is
 
-    {"case": name, "inputs": path, "selected": n, "scale": s, "threads": n, "bfloat16": flag} -> {"peers": names}
-    {"result": name, "to": path}    runs a peer once, saves its first result as float32 -> {"mb": peak memory}
-    {"time": name}                  -> {"seconds": s}
+    {"case": name, "inputs": path, "selected": n, "scale": s, "threads": n, "bfloat16": flag}
 
 The inputs are an .npz of float32 and int32; they are converted before any run.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench.speed.worker import grown
+from bench.torch_peers import Peers, Run
 from tools.processes import serve
 
-Run = Callable[[], Tensor]
 Tensors = dict[str, Tensor]
 
 
@@ -96,32 +92,14 @@ def _lists(given: Tensors) -> Tensor:
 CASES = {"attention": attention, "gradient": gradient, "indexer": indexer, "index-grad": index_gradient}
 
 
-class Peers:
-    """The peers of the current case."""
-
-    def __init__(self) -> None:
-        self.runs: dict[str, Run] = {}
-        self.clock = time.process_time
-
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
-        """One question of the protocol."""
-        if "case" in question:
-            torch.set_num_threads(question["threads"])
-            self.clock = time.process_time if question["threads"] == 1 else time.perf_counter
-            wide = torch.bfloat16 if question["bfloat16"] else torch.float32
-            with np.load(question["inputs"]) as file:
-                given = {name: torch.from_numpy(file[name]) for name in file}
-            given = {name: each.to(wide) if each.is_floating_point() else each for name, each in given.items()}
-            self.runs = CASES[question["case"]](given, question["scale"], question["selected"])
-            return {"peers": list(self.runs)}
-        if "result" in question:
-            result, mb = grown(self.runs[question["result"]])
-            np.save(question["to"], result.detach().float().numpy())
-            return {"mb": mb}
-        start = self.clock()
-        self.runs[question["time"]]()
-        return {"seconds": self.clock() - start}
+def prepared(question: dict[str, Any]) -> dict[str, Run]:
+    """The peers of a case."""
+    wide = torch.bfloat16 if question["bfloat16"] else torch.float32
+    with np.load(question["inputs"]) as file:
+        given = {name: torch.from_numpy(file[name]) for name in file}
+    given = {name: each.to(wide) if each.is_floating_point() else each for name, each in given.items()}
+    return CASES[question["case"]](given, question["scale"], question["selected"])
 
 
 if __name__ == "__main__":
-    serve(Peers().answer, {})
+    serve(Peers(prepared).answer, {})

@@ -222,6 +222,20 @@ def _spoil(rng: np.random.Generator, inputs: dict[str, Any]) -> None:
     array.reshape(-1)[int(rng.integers(array.size))] = (np.nan, np.inf, -np.inf)[int(rng.integers(3))]
 
 
+def _drawn_sizes(rng: np.random.Generator) -> dict[str, Any]:
+    """The numbers of heads, and their sizes, of a delta rule."""
+    return {
+        "heads": ((1, 1), (2, 2), (2, 4), (1, 3))[int(rng.integers(4))],
+        "size": int(rng.choice((1, 5, 16, 64, 128))),
+        "width": int(rng.choice((1, 8, 24, 128))),
+    }
+
+
+def _drawn_decay(rng: np.random.Generator, spoiled: bool) -> tuple[float, float]:
+    """The bounds of the decays."""
+    return DECAYS[int(rng.integers(MODERATE if spoiled else len(DECAYS)))]
+
+
 def drawn_chunks(seed: int) -> Call:
     """A call of ChunkGatedDeltaRule with any sizes."""
     rng = np.random.default_rng(seed)
@@ -231,11 +245,9 @@ def drawn_chunks(seed: int) -> Call:
         rng,
         lengths,
         (BF16, np.float32)[int(rng.integers(2))],
-        heads=((1, 1), (2, 2), (2, 4), (1, 3))[int(rng.integers(4))],
-        size=int(rng.choice((1, 5, 16, 64, 128))),
-        width=int(rng.choice((1, 8, 24, 128))),
+        **_drawn_sizes(rng),
         g=bool(rng.integers(4)),
-        decay=DECAYS[int(rng.integers(MODERATE if spoiled else len(DECAYS)))],
+        decay=_drawn_decay(rng, spoiled),
     )
     if spoiled:
         _spoil(rng, inputs)
@@ -254,11 +266,9 @@ def drawn_steps(seed: int) -> Call:
         gk=bool(rng.integers(2)),
         accepted=bool(rng.integers(2)),
         shared=shared,
-        heads=((1, 1), (2, 2), (2, 4), (1, 3))[int(rng.integers(4))],
-        size=int(rng.choice((1, 5, 16, 64, 128))),
-        width=int(rng.choice((1, 8, 24, 128))),
+        **_drawn_sizes(rng),
         g=bool(rng.integers(2)),
-        decay=DECAYS[int(rng.integers(MODERATE if spoiled else len(DECAYS)))],
+        decay=_drawn_decay(rng, spoiled),
     )
     if spoiled:
         _spoil(rng, inputs)
@@ -284,7 +294,7 @@ def drawn_lines(seed: int) -> Call:
         lengths,
         (np.float16, BF16)[int(rng.integers(2))],
         width=width,
-        length=max(length, width - 1),
+        length=length,
         channels=int(rng.choice((64, 80, 272))),
         packed=packed,
         indices=bool(rng.integers(2)),

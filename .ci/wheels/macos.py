@@ -66,9 +66,10 @@ def _faults(library: Path, *runtimes: Path) -> Iterator[str]:
         yield f"the library needs {', '.join(sorted(strangers))}"
     if (exported := _exported(library)) != EXPORTED:
         yield f"the library exports {', '.join(sorted(exported)) or 'nothing'}"
+    oldest = _oldest(library)
     for other in (OLDEST, *map(_oldest, runtimes)):
-        if _oldest(library) > other:
-            yield f"the library needs macOS {_dotted(_oldest(library))}, and ONNX Runtime {_dotted(other)}"
+        if oldest > other:
+            yield f"the library needs macOS {_dotted(oldest)}, and ONNX Runtime {_dotted(other)}"
 
 
 def _needed(header: MachOHeader) -> Iterator[str]:

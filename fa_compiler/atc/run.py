@@ -132,9 +132,9 @@ def next_steps(output: Path, built: RouteResult) -> list[str]:
     """What the user does next with a folder that was written, as lines."""
     last = f"where CANN is installed, run {shlex.quote((output / SCRIPT).as_posix())}"
     operators = output / SINGLE_OPS
-    alone = [f"to compile each fused operator alone, run {shlex.quote(operators.as_posix())}"]
-    if not operators.exists():
-        alone = []
+    alone = []
+    if operators.exists():
+        alone.append(f"to compile each fused operator alone, run {shlex.quote(operators.as_posix())}")
     if not built.before and not alone:
         return [f"next: {last}"]
     steps = [*built.before, last, *alone]

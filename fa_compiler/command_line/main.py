@@ -100,24 +100,22 @@ class _Parser(argparse.ArgumentParser):
         name = word.partition("=")[0]
         if self.prog.endswith(" atc") and (advice := atc_words.told(word)):
             self.error(f"unknown argument {word!r}: {advice}")
+        places = {action.dest: action.metavar for action in self._actions if not action.option_strings}
+        if not name.startswith("-"):
+            takes = " and ".join([*map(str, places.values()), "options"])
+            hint = "; commas separate the values of an option" if word[:1].isdigit() else ""
+            self.error(f"unexpected argument {word!r}: the command takes {takes} only{hint}")
         if (option := self._meant(name)) is not None:
             hint = "? Options here have '-' and not '_'" if option == name.replace("_", "-") else "?"
             self.error(f"unknown argument {word!r}, did you mean {option}{hint}")
-        places = {action.dest: action.metavar for action in self._actions if not action.option_strings}
         stem = "model" if name in _OF_MODELS else name.lstrip("-")
-        if name.startswith("-") and stem in places:
+        if stem in places:
             self.error(f"unknown argument {word!r}: {places[stem]} stands without an option in front of it")
-        if not name.startswith("-"):
-            takes = " and ".join([*map(str, places.values()), "options"])
-            hint = "; commas separate the values of an option" if word[0].isdigit() else ""
-            self.error(f"unexpected argument {word!r}: the command takes {takes} only{hint}")
         owners = [each for each, parser in self.siblings.items() if name in parser._option_string_actions]
         self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))
 
     def _meant(self, name: str) -> str | None:
         """The option that an unknown name may stand for: the same word, one that begins alike, or a near one."""
-        if not name.startswith("-"):
-            return None
         word = name.replace("_", "-").lstrip("-")
         stems = {option.lstrip("-"): option for option in self._option_string_actions}
         if word in stems:

