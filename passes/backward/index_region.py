@@ -54,7 +54,7 @@ from fa_compiler.passes.backward.polynomials import TOLERANCE, Monomial, Polynom
 from fa_compiler.passes.backward.region import Region
 from fa_compiler.passes.backward.tracing import left_by
 from fa_compiler.passes.ir.nodes import axes_of, int_attr, is_op, operand_at, operand_orders, operands, sole
-from fa_compiler.passes.matching.guards import bare
+from fa_compiler.passes.ops.elementwise import bare
 from fa_compiler.passes.sparse.index_scores import IndexScores, Mask
 
 Part = Tensor[Polynomial]

@@ -66,10 +66,10 @@ from fa_compiler.passes.ir.nodes import (
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import AlignedTensor, Select
-from fa_compiler.passes.matching.guards import bare
 from fa_compiler.passes.matching.match import AttentionMatch, Derivation
 from fa_compiler.passes.matching.probability_path import adds_nothing
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.elementwise import bare
 from fa_compiler.passes.values.patterns import Bind, OneOf, Op, match
 
 BASE = Bind("base")

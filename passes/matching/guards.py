@@ -68,7 +68,6 @@ from fa_compiler.passes.ir.nodes import (
     operands,
     output_of,
     outputs_of,
-    producer,
     sole,
 )
 from fa_compiler.passes.layout.views import Viewer
@@ -76,6 +75,7 @@ from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.masks.score_ops import Add, MaskTerm, Select, Term
 from fa_compiler.passes.masks.structure import kept
 from fa_compiler.passes.matching.factors import Factor
+from fa_compiler.passes.ops.elementwise import bare
 from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -389,15 +389,3 @@ def keeps_like(
     if truth is None:
         return False
     return kept(mask, positions) == (truth if keep else negation(truth))
-
-
-def bare(condition: ir.Value | None, info: ShapeInfo) -> tuple[ir.Value | None, bool]:
-    """A condition without the casts of booleans and negations around it, and whether these negate it."""
-    value, negated = condition, False
-    while is_op(node := producer(value), "Cast", "Identity", "Not"):
-        source = operand_at(node, 0)
-        if info.dtype(source) != ir.DataType.BOOL:
-            break
-        negated ^= node.op_type == "Not"
-        value = source
-    return value, negated

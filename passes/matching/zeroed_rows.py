@@ -38,9 +38,10 @@ from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask_values import UNKNOWN
 from fa_compiler.passes.masks.row_guard import RowGuard
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
-from fa_compiler.passes.matching.guards import bare, keeps_like, only_mask
+from fa_compiler.passes.matching.guards import keeps_like, only_mask
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.probabilities import Probabilities
+from fa_compiler.passes.ops.elementwise import bare
 from fa_compiler.passes.values.patterns import Bind, Number, OneOf, Op, Pattern, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 

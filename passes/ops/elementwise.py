@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, without_none
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, operand_at, producer, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -229,6 +229,8 @@ def _result_content(ctx: Context, op: str, count: int) -> Content | None:
 
 
 FOUR_OPERATIONS = ("Add", "Sub", "Mul", "Div")
+COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Or", "And", "Equal")
+"""Operators of two operands whose result is the same in either order of them."""
 _BINARY = (
     *(*FOUR_OPERATIONS, *_COMPARE, "And", "Or", "Xor"),
     *("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
@@ -402,6 +404,18 @@ def _floats(content: Content, dtype: Any) -> Content | None:
         if values is None:
             return None
         return np.array(values, np.float64).astype(dtype).reshape(content.shape)
+
+
+def bare(condition: ir.Value | None, known: Known) -> tuple[ir.Value | None, bool]:
+    """A condition without the casts of booleans and negations around it, and whether these negate it."""
+    value, negated = condition, False
+    while is_op(node := producer(value), "Cast", "Identity", "Not"):
+        source = operand_at(node, 0)
+        if known.dtype(source) != ir.DataType.BOOL:
+            break
+        negated ^= node.op_type == "Not"
+        value = source
+    return value, negated
 
 
 NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}

@@ -46,11 +46,12 @@ from fa_compiler.passes.ir.nodes import holds_output, inputs_of, is_op, operand_
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.elementwise import COMMUTATIVE, FOUR_OPERATIONS
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-COMMUTATIVE = ("Add", "Mul")
-IN_ORDER = ("Sub", "Div", "Where")
+COMPARED = (*FOUR_OPERATIONS, "Where")
+"""1: the operators of equal scores."""
 MAX_DEPTH = 8
 """How many operators of equal scores are compared, one above the other."""
 
@@ -113,7 +114,7 @@ def _score_key(value: ir.Value, info: ShapeInfo, depth: int) -> tuple[object, ..
     node, number = value.producer(), info.scalar(value)
     if number is not None and info.shape(value) is not None:
         return "number", str(number), info.dtype(value), info.shape(value)
-    if depth == 0 or not is_op(node, *COMMUTATIVE, *IN_ORDER):
+    if depth == 0 or not is_op(node, *COMPARED):
         return "value", id(value)
     keys = [_score_key(operand, info, depth - 1) for operand in inputs_of(node)]
     if is_op(node, *COMMUTATIVE):

@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ops.elementwise import COMMUTATIVE
 from fa_compiler.passes.values.shapes import ShapeInfo
-
-COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Or", "And", "Equal")
 
 
 @dataclass(frozen=True)
