@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import float_attr, input_of, inputs_of, int_attr, is_op, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
-from fa_compiler.passes.ops.linear import einsum_terms
+from fa_compiler.passes.ops.linear import PRODUCTS, einsum_terms
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -99,7 +99,7 @@ def without_addend(node: ir.Node, info: ShapeInfo) -> Contraction | None:
 def unknown_rank(node: ir.Node, info: ShapeInfo) -> str | None:
     """The name of an operand whose unknown rank keeps a product from being read as a contraction; None where there is
     none."""
-    if not (is_op(node, "MatMul", "Gemm", "Einsum") or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")):
+    if not (is_op(node, *PRODUCTS) or (node.domain, node.op_type) == ("com.microsoft", "FusedMatMul")):
         return None
     return next((value.name for value in inputs_of(node) if info.shape(value) is None), None)
 

@@ -36,10 +36,11 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.linear.operators import RULES, holds, is_followed
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
+from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
+from fa_compiler.passes.ops.reduce import SUMMING
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-SUMMING = ("MatMul", "Einsum", "CumSum", "ReduceSum")
 LOOPS = ("Loop", "Scan")
 CONTROL = (*LOOPS, "If", "SequenceEmpty", "SequenceConstruct", "SequenceInsert", "ConcatFromSequence", "Constant")
 DEEP = 2
@@ -133,7 +134,7 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
     """Is the node followed by a rule that is no unknown function? A product with a matrix of weights is a layer."""
     if node.op_type not in (*RULES, "ConcatFromSequence", "SequenceInsert"):
         return False
-    if is_op(node, "MatMul", "Einsum"):
+    if is_op(node, *PRODUCTS):
         return not _is_layer(node, info, depths)
     if is_op(node, "Cast"):
         given = node.inputs[0]
@@ -256,6 +257,6 @@ def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.G
 def _is_evaluated(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
     if node.domain not in STANDARD:
         return False
-    if is_op(node, "MatMul", "Einsum") and _is_layer(node, info, depths):
+    if is_op(node, *PRODUCTS) and _is_layer(node, info, depths):
         return False
     return is_followed(node) or node.op_type in CONTROL

@@ -22,7 +22,7 @@ from fa_compiler.passes.ir.nodes import (
     readers_of,
     reads_shape,
 )
-from fa_compiler.passes.matching.probability_path import PRODUCTS, ProbabilityPath
+from fa_compiler.passes.matching.probability_path import MULTIPLYING, ProbabilityPath
 from fa_compiler.passes.matching.scores import ScorePath
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
@@ -124,7 +124,9 @@ def feeds_backward(anchor: SoftmaxAnchor) -> bool:
     on_the_way = (output for output in outputs_of(anchor.nodes) if output is not anchor.output)
     inner = [reader for reader in readers_of(on_the_way) if reader not in anchor.nodes]
     multiplied = any(is_op(reader, "Mul", "Neg") for reader in (*readers, *inner))
-    return multiplied and any(is_op(reader, *LAYOUT_OPS, *REPEATS) or reader.op_type in PRODUCTS for reader in readers)
+    return multiplied and any(
+        is_op(reader, *LAYOUT_OPS, *REPEATS) or reader.op_type in MULTIPLYING for reader in readers
+    )
 
 
 def _serves_only(reader: ir.Node, softmax: set[int], matched: set[int], limit: int = 16) -> bool:

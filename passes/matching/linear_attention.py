@@ -55,6 +55,7 @@ from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.layers import BETWEEN
 from fa_compiler.passes.matching.weights import holds_weights, is_matrix
+from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.values.facts import Facts
 
@@ -257,7 +258,7 @@ class _Search:
                 return set()
             if is_op(node, "Conv"):
                 layers.add(node)
-            elif is_op(node, "MatMul", "Gemm", "Einsum"):
+            elif is_op(node, *PRODUCTS):
                 if any(is_matrix(operand, self.viewer) for operand in operands(node)[:2]):
                     layers.add(node)
                 elif not any(holds_weights(operand, self.viewer) for operand in operands(node)):

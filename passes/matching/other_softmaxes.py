@@ -63,6 +63,7 @@ from fa_compiler.passes.matching.probability_path import reaches_product
 from fa_compiler.passes.matching.row_reductions import SUMS
 from fa_compiler.passes.matching.scores import QUANTISED_ADVICE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
+from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import match
@@ -74,7 +75,6 @@ ELEMENT_WISE = (*KEEPING, "Mul", "Where", "Max", "Clip", "Concat", "Neg", "Sub",
 INVERSES = ("Reciprocal", "Div", "Pow", "Exp")
 ADDING = (*SUMS, "ReduceMean", "CumSum", "GlobalAveragePool")  # 7
 LOGARITHMS = ("Log", "ReduceLogSum", "ReduceLogSumExp")
-PRODUCTS = ("MatMul", "Gemm", "Einsum")
 BIASED = "BiasSoftmax adds a bias to the scores itself, and only ONNX Runtime's providers for GPUs have it"
 BIASED_ADVICE = "take the model as it was before ONNX Runtime optimised it, or write it as Add and Softmax"
 LIMIT = 48

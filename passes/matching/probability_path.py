@@ -80,6 +80,7 @@ from fa_compiler.passes.matching.scores import (
 )
 from fa_compiler.passes.ops.cuts import slice_bounds
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS, drops_nothing
+from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ops.moves import keeps_everything
 from fa_compiler.passes.ops.parts import split_of
@@ -90,7 +91,7 @@ NAN_GUARD_ADVICE = (
     "where a guard against NaN is meant, write it in this way: 0 first, then the probabilities themselves"
 )
 DIFFERENCE_ADVICE = "multiply the values by each softmax, and subtract the results"
-PRODUCTS = ("MatMul", "Gemm", "FusedMatMul", "Einsum", *QUANTISED_PRODUCTS)
+MULTIPLYING = (*PRODUCTS, "FusedMatMul", *QUANTISED_PRODUCTS)
 NORMALISATIONS = ("BatchNormalization", "InstanceNormalization", "LayerNormalization")
 
 
@@ -363,7 +364,7 @@ def reaches_product(softmax_output: ir.Value, viewer: Viewer, limit: int = 64) -
             if id(node) in seen:
                 continue
             seen.add(id(node))
-            if node.op_type in PRODUCTS:
+            if node.op_type in MULTIPLYING:
                 return True
             if _may_lead_on(node, value, viewer):
                 pending.extend(node.outputs)

@@ -20,6 +20,9 @@ CONTRIB = "com.microsoft"
 NCHWC = "com.microsoft.nchwc"
 """ONNX Runtime's blocked layout, which it saves with all optimisations. A tensor in it keeps its dimensions; only the
 number of channels is rounded up."""
+PRODUCTS = ("MatMul", "Gemm", "Einsum")
+"""Products of tensors that sum over an axis. Quantised ones, convolutions and those of other domains have more
+operands, or attributes."""
 
 
 def matmul_shape(left: Shape | None, right: Shape | None) -> Shape | None:

@@ -21,7 +21,10 @@ from fa_compiler.passes.ops.context import (
     shape_of_groups,
 )
 from fa_compiler.passes.ops.elementwise import does_not_overflow
-from fa_compiler.passes.ops.linear import NCHWC
+from fa_compiler.passes.ops.linear import NCHWC, PRODUCTS
+
+SUMMING = (*PRODUCTS, "ReduceSum", "CumSum")
+"""Operators that add up elements of a tensor, or products of the elements of two. CumSum gives every sum on the way."""
 
 
 def axes_as_input(op_type: str) -> int:

@@ -45,6 +45,7 @@ from fa_compiler.passes.ir.nodes import (
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.context import Known, Shape
 from fa_compiler.passes.ops.elementwise import drops_nothing
+from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.ops.parts import Parts
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice, Handed
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -59,7 +60,7 @@ CIRCLE = Refusal("it mixes the sequence", None)
 
 HEAVY = frozenset(
     {
-        *("MatMul", "Gemm", "Einsum", "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
+        *(*PRODUCTS, "MatMulInteger", "MatMulNBits", "Conv", "ConvTranspose", "FlashAttentionScore"),
         *("FlashAttentionScoreGrad", "FlashLinearAttention", "ShortConvolution"),
         *("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization", "SkipLayerNormalization"),
         *("SkipSimplifiedLayerNormalization", "InstanceNormalization", "GroupNormalization", "Attention"),
