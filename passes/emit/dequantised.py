@@ -34,16 +34,17 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import input_of, inputs_of, is_op, operand_at
-from fa_compiler.passes.ops.elementwise import drops_nothing, unchanged_operand
+from fa_compiler.passes.ir.nodes import inputs_of, is_op, operand_at
+from fa_compiler.passes.ops.elementwise import unchanged_operand
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, REPEATS
+from fa_compiler.passes.ops.moves import Converted, Cut, Picked, Same, Unpadded, move_of, operators_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 COPIED_BEHIND = ("Reshape", "Transpose", "Squeeze", "Unsqueeze", "Slice")
 """The operators that ONNX Runtime copies a quantisation behind."""
 LONGEST = 64
 """The most operators between that are looked through."""
-MOVING = (*LAYOUT_OPS, *REPEATS, "Slice", "Gather")
+MOVING = (*LAYOUT_OPS, *REPEATS, *operators_of(Cut, Picked))
 """The operators that are put in front: those of COPIED_BEHIND, and those that ONNX Runtime may remove or turn into one
 of them."""
 INTEGERS = tuple(getattr(ir.DataType, name) for name in ("INT8", "UINT8", "INT16", "UINT16", "INT32"))
@@ -80,11 +81,11 @@ def dequantised(value: ir.Value | None, info: ShapeInfo) -> Dequantised | None:
             if info.dtype(integers) not in INTEGERS or not _has_one_scale(node, info):
                 return None
             return Dequantised(integers, node, tuple(reversed(moves)))
-        if is_op(node, *MOVING) and node.op_type != "Identity":
+        passed_on = _operand_passed_on(node, value, info)
+        if passed_on is None and is_op(node, *MOVING):
             moves.append(node)
-            value = node.inputs[0]
-        else:
-            value = _operand_passed_on(node, value, info)
+            passed_on = node.inputs[0]
+        value = passed_on
     return None
 
 
@@ -97,11 +98,9 @@ def _operand_passed_on(node: ir.Node, value: ir.Value, info: ShapeInfo) -> ir.Va
     """The operand of an operator that ONNX Runtime removes, because it changes nothing; None for other operators."""
     if value is not node.outputs[0]:
         return None
-    source = input_of(node, 0)
-    if is_op(node, "Identity") or (is_op(node, "Dropout") and drops_nothing(node)):
-        return source
-    if is_op(node, "Cast") and source is not None:
-        if info.dtype(source) != info.dtype(value):
-            return None
-        return source
+    move = move_of(node, info)
+    if isinstance(move, Converted) and info.dtype(move.source) != info.dtype(value):
+        return None
+    if isinstance(move, Same) and not isinstance(move, Unpadded):
+        return move.source
     return unchanged_operand(node, info)
