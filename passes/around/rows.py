@@ -72,14 +72,16 @@ from fa_compiler.passes.ir.nodes import (
     places_of,
 )
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.movers import LAYOUT_OPS
+from fa_compiler.passes.ops.moves import moved_array, plain_move
 from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, is_closed, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MEANS = ("ReduceMean", "GlobalAveragePool")
 _X = Bind("x")
 _SQUARE = OneOf((Op("Mul", _X, _X), Op("Pow", _X, Number(2.0))))  # 1 and 2
-_PARTS = ("Cast", "Add", "Unsqueeze", "Reshape", "Identity")
-"""The operators by which a weight is computed from constants."""
+_MOVING = (*LAYOUT_OPS, "Cast")
+"""The operators that move the constants of which a weight is the sum."""
 
 
 def squared(node: ir.Node, info: ShapeInfo) -> Match | None:
@@ -369,22 +371,19 @@ def weight_of(value: ir.Value, size: int, info: ShapeInfo, node: ir.Node) -> Wei
 
 def _computed(value: ir.Value, depth: int = 4) -> np.ndarray | None:
     """The numbers of a weight that is computed from constants, rounded as in the model; None for another one."""
-    found = constant(value)
+    known = constant(value)
     node = value.producer()
-    if found is not None or depth == 0 or not is_op(node, *_PARTS):
-        return found
-    parts = [_computed(part, depth - 1) for part in operands(node)[: 2 if node.op_type == "Add" else 1]]
-    if any(part is None for part in parts):
+    if known is not None or depth == 0:
+        return known
+    if is_op(node, *_MOVING):
+        source = _computed(operand_at(node, 0), depth - 1)
+        return None if source is None else moved_array(plain_move(node), source)
+    if not is_op(node, "Add"):
         return None
-    first = parts[0]
-    assert first is not None
-    if node.op_type == "Add":
-        second = parts[1]
-        assert second is not None
-        return np.asarray(first + second) if first.dtype == second.dtype else None
-    if node.op_type == "Cast":
-        return first.astype(ir.DataType(int_attr(node, "to", 0)).numpy())
-    return first
+    one, other = (_computed(part, depth - 1) for part in operands(node))
+    if one is None or other is None or one.dtype != other.dtype:
+        return None
+    return np.asarray(one + other)
 
 
 def _other_number(node: ir.Node, value: ir.Value, info: ShapeInfo) -> float | None:

@@ -155,11 +155,18 @@ class Same(Move):
     def keeps_everything(self, known: Known) -> bool:
         return True
 
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        return lambda array: array
+
 
 class Converted(Same):
     """The source in another type."""
 
     is_layout = False
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        dtype = ir.DataType(int_attr(self.node, "to", 0)).numpy()
+        return lambda array: array.astype(dtype)
 
 
 class Unpadded(Same):
@@ -686,6 +693,19 @@ def move_of(node: ir.Node | None, known: Known) -> Move | None:
 def plain_move(node: ir.Node) -> Move:
     """The move that a node of one of the `operators_of` the forms without a condition is."""
     return _FORMS[node.op_type][0](node, operand_at(node, 0))
+
+
+def moved_array(move: Move, array: np.ndarray) -> np.ndarray | None:
+    """What a move makes of an array; None where its other inputs, such as a shape, are no constants, or do not fit."""
+    inputs = enumerate(move.node.inputs)
+    others = {place: constant(value) for place, value in inputs if value is not None and value is not move.source}
+    if any(other is None for other in others.values()):
+        return None
+    try:
+        moved = move.on_arrays(array.shape, others.get)
+        return None if moved is None else moved(array)
+    except (ValueError, IndexError):
+        return None
 
 
 def keeps_everything(node: ir.Node | None, known: Known) -> bool:

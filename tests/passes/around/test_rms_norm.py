@@ -76,6 +76,17 @@ def test_the_weight_that_is_computed_is_one_of_the_file() -> None:
     assert stored[node.input[1]].tolist() == [2, 3, 4, 0, 1.5, 1.25, -1, 2]
 
 
+@pytest.mark.parametrize("move", ["Identity(grid)", "Transpose(grid)"])
+def test_the_computed_weight_has_constants_of_another_shape(move: str) -> None:
+    grid = "float[2,4] grid = {1, 2, 3, 4, 5, 6, 7, 8}"
+    body = NORM + f"v = Constant<value_ints=[8]>() k = {move} q = Reshape(k, v) c = Add(q, w) y = Mul(n, c)"
+    proto = model(body, more=grid)
+    result, report = fused(proto)
+    assert only_line(report).op == "RmsNorm"
+    assert operators(result) == ["RmsNorm"] and others(result) == []
+    assert_equal(proto, result)
+
+
 NARROW = "x = Cast<to=1>(h) "
 HALVES = {
     "13": (NARROW + NORM + "c = Cast<to=10>(n) y = Mul(c, g)", True),
