@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -137,6 +138,55 @@ def _begins_elsewhere(node: ir.Node, axis: int, rank: int, known: Known) -> bool
     """May a Slice begin elsewhere than at 0 along another axis?"""
     bounds = slice_bounds(node, known, rank) if is_op(node, "Slice") else None
     return any(start.const not in (None, 0) for place, start, _ in bounds or () if place != axis)
+
+
+@dataclass(frozen=True)
+class EqualPart:
+    """One of `count` equal parts of a tensor along an axis, which is counted from the front. A part of one element may
+    be without the axis."""
+
+    source: ir.Value
+    axis: int
+    count: int
+    drops_axis: bool = False
+
+
+def takes_parts(node: ir.Node | None) -> TypeGuard[ir.Node]:
+    """Is this an operator that takes parts of a tensor along axes?"""
+    return is_op(node, "Slice", "Split", "Gather")
+
+
+def equal_part(value: ir.Value, known: Known) -> EqualPart | None:
+    """What a value is an equal part of, by a Split, a Slice or a Gather of one number; None for other values. The count
+    is 1 where the part is without the axis."""
+    node = value.producer()
+    source = operand_at(node, 0)
+    shape = known.shape(source)
+    if not shape or not takes_parts(node):
+        return None
+    if is_op(node, "Slice"):
+        return _equal_slice(node, source, shape, known)
+    drops_axis = is_op(node, "Gather")
+    if drops_axis and known.shape(operand_at(node, 1)) != ():
+        return None
+    if len({known.shape(output) for output in node.outputs}) > 1:
+        return None
+    return EqualPart(source, int_attr(node, "axis", SPLIT_AXIS) % len(shape), len(node.outputs), drops_axis)
+
+
+def _equal_slice(node: ir.Node, source: ir.Value, shape: Shape, known: Known) -> EqualPart | None:
+    """The one axis that a Slice cuts into equal parts, of which it takes a whole one; None where it names another axis,
+    too."""
+    result = node.outputs[0]
+    cut, bounds = cut_from(result, known), slice_bounds(node, known, len(shape))
+    part = known.shape(result)
+    if cut is None or bounds is None or len(bounds) != 1 or part is None:
+        return None
+    _, axis, start = cut
+    size, whole = part[axis].const, shape[axis].const
+    if not size or whole is None or whole % size or start % size or bounds[0][0] != axis:
+        return None
+    return EqualPart(source, axis, whole // size)
 
 
 def equal_sizes(size: Dim, count: int) -> list[Dim]:

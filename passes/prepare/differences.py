@@ -59,7 +59,6 @@ from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
     equal_values,
     holds_output,
-    int_attr,
     is_dead,
     is_op,
     operand_at,
@@ -73,9 +72,8 @@ from fa_compiler.passes.matching.factors import SMALLEST, factorings, immoderate
 from fa_compiler.passes.matching.row_reductions import reduced
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.ops.cuts import slice_bounds
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
-from fa_compiler.passes.ops.parts import cut_from
+from fa_compiler.passes.ops.parts import equal_part, takes_parts
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
@@ -98,13 +96,14 @@ HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 @dataclass(frozen=True)
 class Part:
     """One side of a difference: what is read of the probabilities, the node that chooses one of `count` parts of them
-    along `axis`, and the factor with its node. A rest is a side without an anchor."""
+    along `axis`, which the part may lack, and the factor with its node. A rest is a side without an anchor."""
 
     probabilities: ir.Value
     chooser: ir.Node | None = None
     output: int = 0
     axis: int = 0
     count: int = 1
+    drops_axis: bool = False
     factor: ir.Value | None = None
     scaling: ir.Node | None = None
     anchor: SoftmaxAnchor | None = None
@@ -297,7 +296,7 @@ def _chosen_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], inf
     """Cases 5 to 8."""
     chooser = value.producer()
     part: Part | None = Part(value)
-    if is_op(chooser, "Gather", "Split", "Slice"):
+    if takes_parts(chooser):
         part = _choice(chooser, value, info)
     if part is None:
         return None
@@ -307,39 +306,11 @@ def _chosen_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], inf
 
 def _choice(chooser: ir.Node, value: ir.Value, info: ShapeInfo) -> Part | None:
     """Cases 6 to 8: the part that a node chooses along an axis before rows and keys."""
-    source = operand_at(chooser, 0)
-    shape = info.shape(source)
-    parts = shape and _equal_parts(chooser, shape, info)
-    if not shape or not parts or parts[0] >= len(shape) - 2:
+    part = equal_part(value, info)  # a Slice that names another axis, too, would cut the results
+    if part is None or part.axis >= len(info.shape(part.source) or ()) - 2:
         return None
-    return Part(source, chooser, list(chooser.outputs).index(value), *parts)
-
-
-def _equal_parts(chooser: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
-    """The axis along which a node chooses one of equal parts, and their number."""
-    if is_op(chooser, "Slice"):  # 8
-        return _equal_slices(chooser, shape, info)
-    if is_op(chooser, "Gather") and info.shape(operand_at(chooser, 1)) != ():  # 6
-        return None
-    if len({info.shape(output) for output in chooser.outputs}) > 1:  # 7
-        return None
-    return int_attr(chooser, "axis", 0) % len(shape), len(chooser.outputs)
-
-
-def _equal_slices(node: ir.Node, shape: Shape, info: ShapeInfo) -> tuple[int, int] | None:
-    """The one axis that a Slice cuts into equal parts, of which it takes a whole one, and their number; else None.
-
-    A Slice that names another axis, too, would cut the results there, which are of another size.
-    """
-    cut, bounds = cut_from(node.outputs[0], info), slice_bounds(node, info, len(shape))
-    part = info.shape(node.outputs[0])
-    if cut is None or bounds is None or len(bounds) != 1 or part is None:
-        return None
-    _, axis, start = cut
-    size, whole = part[axis].const, shape[axis].const
-    if not size or whole is None or whole % size or start % size or bounds[0][0] != axis:
-        return None
-    return axis, whole // size
+    output = list(chooser.outputs).index(value)
+    return Part(part.source, chooser, output, part.axis, part.count, part.drops_axis)
 
 
 def _is_closed(difference: Difference) -> bool:
@@ -436,7 +407,7 @@ def _values_fit(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
         return False
     own = _own_axis(part, chooser, values, info)
     axis = own + len(sizes) - len(shape)
-    return chooser.op_type == "Gather" or own < 0 or shape[own].const == 1 or shape[own] == sizes[axis]
+    return part.drops_axis or own < 0 or shape[own].const == 1 or shape[own] == sizes[axis]
 
 
 def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
@@ -444,8 +415,8 @@ def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
     info, values = builder.info, difference.values
     if part.chooser is not None:
         own = _own_axis(part, part.chooser, values, info)
-        if own > 0 and part.chooser.op_type == "Gather":
+        if own > 0 and part.drops_axis:
             values = builder.unsqueeze(values, [own])
-        elif own >= 0 and part.chooser.op_type != "Gather" and (info.shape(values) or ())[own].const != 1:
+        elif own >= 0 and not part.drops_axis and (info.shape(values) or ())[own].const != 1:
             values = builder.concat([values] * part.count, own)
     return builder.matmul(part.probabilities, values)

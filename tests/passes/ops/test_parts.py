@@ -9,7 +9,16 @@ import pytest
 from onnx import TensorProto, helper
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ops.parts import concat_of, concat_on_arrays, cut_from, split_of, split_on_arrays, start_along
+from fa_compiler.passes.ops.parts import (
+    EqualPart,
+    concat_of,
+    concat_on_arrays,
+    cut_from,
+    equal_part,
+    split_of,
+    split_on_arrays,
+    start_along,
+)
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 SIZES = (2, 0, 3)
@@ -88,3 +97,38 @@ def test_parts_that_do_not_fit() -> None:
     assert split_on_arrays(node, (5,), lambda index: np.array([1, 1, 1, 1])) is None
     moves = split_on_arrays(node, (5,), lambda index: np.array([1, 0, 1, 3]))
     assert moves is not None and [move(np.arange(5)).tolist() for move in moves] == [[0], [], [1], [2, 3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("op", "place", "expected"),
+    [
+        ("Split", 1, (1, 3, False)),
+        ("Slice", 0, (1, 3, False)),
+        ("Gather", 0, (1, 1, True)),
+        ("Slice of another length", 0, None),
+        ("Slice that begins within a part", 0, None),
+        ("Gather of a vector", 0, None),
+        ("Identity", 0, None),
+    ],
+)
+def test_equal_parts(op: str, place: int, expected: tuple[int, int, bool] | None) -> None:
+    more = {
+        "Split": [],
+        "Slice": [[4], [6], [1]],
+        "Slice of another length": [[2], [6], [1]],
+        "Slice that begins within a part": [[1], [3], [1]],
+        "Gather": [2],
+        "Gather of a vector": [[2]],
+    }.get(op, [])
+    inputs = [helper.make_tensor(f"c{i}", TensorProto.INT64, np.shape(n), np.ravel(n)) for i, n in enumerate(more)]
+    axis = {"axis": 1} if op.startswith(("Split", "Gather")) else {}
+    count = 3 if op == "Split" else 1
+    outputs = [f"y{number}" for number in range(count)]
+    node = helper.make_node(op.split()[0], ["x", *(tensor.name for tensor in inputs)], outputs, **axis)
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["B", 6, 5])]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph([node], "g", given, made, inputs)
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+    value = model.graph.node(0).outputs[place]
+    wanted = None if expected is None else EqualPart(model.graph.inputs[0], *expected)
+    assert equal_part(value, analyse(model)) == wanted
