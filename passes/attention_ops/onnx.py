@@ -46,6 +46,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32
 from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
@@ -58,7 +59,6 @@ from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.score_ops import Add, AlignedTensor, BiasOp, ExcludedPositions
-from fa_compiler.passes.masks.sixteen_bits import UNROUNDED
 
 PROBABILITIES = 3
 """The qk_matmul_output_mode that gives the probabilities; the others give scores."""
@@ -324,7 +324,7 @@ class _Attention:
 def _is_exact(value: ir.Value) -> bool:
     """Is a 16-bit value certainly rounded to 16 bits, and not a result that ONNX Runtime may keep unrounded?"""
     node = value.producer()
-    if not is_op(node, *UNROUNDED):
+    if not is_op(node, *GIVE_FLOAT32):
         return True
     return is_op(node, "Where", "Max", "Min", "Neg", "Clip") and all(map(_is_exact, inputs_of(node)))
 

@@ -1,15 +1,16 @@
 """Where ONNX Runtime rounds numbers of 16 bits.
 
-Its CPU kernels of most operators are of float32. The operators between casts to float32 and back then compute unrounded
-numbers, one after the other. It has 16-bit kernels only for the operators that move elements, a Cast to the same type
-included, and for Max, Min, Clip and a few others. Such a kernel rounds what it reads. But a single operator that moves
-elements is computed in float32 where it stands between two operators that are.
+Its CPU kernels of most operators are of float32 (op_registry/sixteen_bit_kernels.py). The operators between casts to
+float32 and back then compute unrounded numbers, one after the other. It has 16-bit kernels only for the operators that
+move elements, a Cast to the same type included, and for Max, Min, Clip and a few others. Such a kernel rounds what it
+reads. But a single operator that moves elements is computed in float32 where it stands between two operators that are.
 """
 
 from __future__ import annotations
 
 import onnx_ir as ir
 
+from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32, READ_16_BITS, READ_FLOAT32
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, int_attr, is_op, producer, source_through
@@ -18,17 +19,6 @@ from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.numbers import LIMITS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-UNROUNDED = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
-"""Operators that ONNX Runtime computes in float32 where their type is a 16-bit one. The next operator rounds their
-result if it has a 16-bit kernel."""
-READ_IN_FLOAT32 = (
-    *("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Where", "Exp", "Abs", "Sqrt", "Reciprocal", "Pow", "Mod", "Floor"),
-    *("Sign", "Erf", "Sigmoid", "Softmax", "LogSoftmax", "LayerNormalization", "ReduceMax", "ReduceMin", "ReduceSum"),
-    *("ReduceMean", "CumSum", "ArgMax", "MatMul", "Equal", "Less"),
-)
-"""Operators that read 16-bit numbers as float32, unrounded (measured, ONNX Runtime 1.32)."""
-READ_IN_16_BITS = (*MOVES, "Concat", "Cast", "Log", "Relu", "Tanh", "Round", "IsNaN", "Max", "Min", "Clip", "Shape")
-"""Operators with a 16-bit kernel, which rounds what it reads (measured, ONNX Runtime 1.32)."""
 SCORING = (*FOUR_OPERATIONS, "Where")
 """Operators that scores go through after a term. Their kernels compute 16-bit types in float32."""
 
@@ -41,7 +31,7 @@ def is_rounded_behind(base: ir.Value, value: ir.Value, info: ShapeInfo) -> bool:
         return False
     if is_op(base.producer(), "Cast"):
         return True
-    return is_op(base.producer(), *UNROUNDED) and not (emitter.inputs[0] is base and _has_unrounded_readers(value))
+    return is_op(base.producer(), *GIVE_FLOAT32) and not (emitter.inputs[0] is base and _has_unrounded_readers(value))
 
 
 def is_moved_unrounded(value: ir.Value) -> bool:
@@ -49,15 +39,15 @@ def is_moved_unrounded(value: ir.Value) -> bool:
     emitter = value.producer()
     if emitter is None or not is_op(emitter, *MOVES):
         return False
-    return is_op(producer(emitter.inputs[0]), *UNROUNDED) and _has_unrounded_readers(value)
+    return is_op(producer(emitter.inputs[0]), *GIVE_FLOAT32) and _has_unrounded_readers(value)
 
 
 def _has_unrounded_readers(value: ir.Value) -> bool:
     """Is a value read only by operators that ONNX Runtime computes in float32? Raises Decline where it is not known of
     a reader."""
-    others = [reader for reader in value.consumers() if not is_op(reader, *READ_IN_FLOAT32)]
+    others = [reader for reader in value.consumers() if not is_op(reader, *READ_FLOAT32)]
     for reader in others:
-        if not is_op(reader, *READ_IN_16_BITS):
+        if not is_op(reader, *MOVES, *READ_16_BITS):
             reason = f"whether ONNX Runtime rounds {value.name!r} to 16 bits is not known, as {reader.op_type} reads it"
             raise Decline(Code.MASK_VALUE, reason, reader)
     return not value.is_graph_output() and not others

@@ -18,6 +18,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry.constraints.training import compressed_mask
+from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
@@ -29,7 +30,6 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
 from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
-from fa_compiler.passes.masks.sixteen_bits import UNROUNDED
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.ops.movers import MOVES
@@ -225,7 +225,7 @@ class MaskBuilder:
             return info.dtype(maker.inputs[0]) in (ir.DataType.FLOAT, ir.DataType.DOUBLE)
         if is_op(maker, *MOVES):
             return operand.moved and value is operand.view.base
-        return is_op(maker, *UNROUNDED)
+        return is_op(maker, *GIVE_FLOAT32)
 
     def _unrounded(self, value: ir.Value) -> ir.Value:
         """The unrounded form of an operand for which `_stays_float32` is true.

@@ -1,0 +1,21 @@
+"""What ONNX Runtime's CPU kernels do with numbers of float16 and bfloat16 (measured, ONNX Runtime 1.32).
+
+Most operators have kernels of float32 alone. Where their types are of 16 bits, ONNX Runtime casts their operands to
+float32 and their results back, and leaves out the casts between two such operators. So the second one reads numbers
+that were never rounded. An operator that has a kernel of 16 bits rounds what it reads.
+
+The operators that only move elements have such kernels, too. passes/ops/movers.py lists them.
+"""
+
+from __future__ import annotations
+
+GIVE_FLOAT32 = ("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Max", "Min", "Clip", "Where")
+"""Operators that are computed in float32. The next operator rounds their result if it has a kernel of 16 bits."""
+READ_FLOAT32 = (
+    *("Add", "Sub", "Sum", "Mul", "Div", "Neg", "Where", "Exp", "Abs", "Sqrt", "Reciprocal", "Pow", "Mod", "Floor"),
+    *("Sign", "Erf", "Sigmoid", "Softmax", "LogSoftmax", "LayerNormalization", "ReduceMax", "ReduceMin", "ReduceSum"),
+    *("ReduceMean", "CumSum", "ArgMax", "MatMul", "Equal", "Less"),
+)
+"""Operators that read numbers of 16 bits as float32, unrounded."""
+READ_16_BITS = ("Concat", "Cast", "Log", "Relu", "Tanh", "Round", "IsNaN", "Max", "Min", "Clip", "Shape")
+"""Operators with a kernel of 16 bits, which rounds what it reads."""
