@@ -193,15 +193,16 @@ def test_sums_of_float16_masks_beyond_its_range(name: str, size: str) -> None:
     assert_same(run(result, feeds)[0], run(proto, feeds)[0], 4e-3)  # float16 has 11 bits
 
 
-def test_a_sum_of_float16_masks_that_another_operator_reads() -> None:
+@pytest.mark.parametrize("reader", ["Selu", "Sign", "Log", "Relu", "Tanh"])
+def test_a_sum_of_float16_masks_that_another_operator_reads(reader: str) -> None:
     """Of which it is not known whether it has a 16-bit kernel, which would round the sum."""
-    body = SUMMED["then_moved"] + "z = Selu(u) "
+    body = SUMMED["then_moved"] + f"z = {reader}(u) "
     outputs = "float16[B,4,S,8] y, float16[?,?,?,?] z"
     more = "bool[B,1,1,T] m, float16[B,1,1,T] b"
     text = PRODUCT_QK + SHORT + body + SOFTMAX.format("x") + PRODUCT_PV
     _, report = fused(parse(text, more, inputs=HALF, outputs=outputs))
     (block,) = report.blocks
-    assert block.code == "mask_value" and "as Selu reads it" in str(block.reason)
+    assert block.code == "mask_value" and f"as {reader} reads it" in str(block.reason)
 
 
 def test_a_mask_that_a_later_factor_makes_smaller_is_not_taken_for_a_mask() -> None:
