@@ -54,7 +54,6 @@ import onnx_ir as ir
 from fa_compiler.passes.ir.nodes import (
     first,
     inputs_of,
-    int_attr,
     is_dead,
     is_op,
     operand_at,
@@ -75,6 +74,7 @@ from fa_compiler.passes.matching.exponentials import (
 from fa_compiler.passes.matching.row_reductions import SHIFTED, SUMS, reduced, shifted_by
 from fa_compiler.passes.matching.sink_totals import SinkTotal, sink_total, summands
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, RESHAPES
+from fa_compiler.passes.ops.reduce import axes_combined
 from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -197,16 +197,11 @@ def _of_softmax(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
     """Case 1: the axis of a Softmax or LogSoftmax; none when that could not be told."""
     shape = info.shape(scores) or ()
-    rank, modern = len(shape), opset(node) >= 13
-    axis = int_attr(node, "axis", -1) if modern else int_attr(node, "axis", 1)
-    if axis < 0:
-        axis += rank
-    if not 0 <= axis < rank:
-        return ()
-    if modern:
-        return (axis,)
-    longer = tuple(index for index in range(axis, rank) if shape[index].const != 1)
-    return () if len(longer) > 1 else longer or (rank - 1,)
+    axes = axes_combined(node, len(shape), opset(node), info)
+    if axes is None or len(axes) == 1:
+        return tuple(axes or ())
+    longer = tuple(axis for axis in axes if shape[axis].const != 1)
+    return () if len(longer) > 1 else longer or (axes[-1],)
 
 
 def _of_logarithm(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:

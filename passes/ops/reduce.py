@@ -7,12 +7,15 @@ from collections.abc import Collection
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, product
+from fa_compiler.passes.ir.nodes import input_of, int_attr
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
     Fact,
+    Known,
     Shape,
     axes_in,
+    axis_in,
     content_fact,
     dim_array,
     fresh,
@@ -26,16 +29,46 @@ from fa_compiler.passes.ops.linear import NCHWC, PRODUCTS
 SUMMING = (*PRODUCTS, "ReduceSum", "CumSum")
 """Operators that add up elements of a tensor, or products of the elements of two. CumSum gives every sum on the way."""
 
+TOTALS, EXTREMES = ("ReduceSum", "ReduceMean"), ("ReduceMax", "ReduceMin")
+"""Reductions of tensors in parts: the results of the parts are added up, or reduced once more."""
+REDUCTIONS = (
+    *(*TOTALS, *EXTREMES, "ReduceProd", "ReduceL1", "ReduceL2"),
+    *("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"),
+)
+"""Operators that make one number of all elements along some axes."""
+ARGUMENTS = ("ArgMax", "ArgMin")
+"""Those that give the place of a number along an axis."""
+SOFTMAXES = ("Softmax", "LogSoftmax", "Hardmax")
+"""Before opset 13 they run along all dimensions from their axis on."""
+LAYER_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
+"""Norms along all dimensions from their axis on, with weights along these."""
+ALONG_AXES = (*SOFTMAXES, *LAYER_NORMS, "LpNormalization", "CumSum", "TopK")
+"""Operators that make each element of several ones along an axis, and keep the axis."""
+
+
+def axes_combined(node: ir.Node, rank: int, opset: int, known: Known) -> range | None:
+    """The dimensions along which an operator of ALONG_AXES combines the elements of its first operand; None where they
+    are unknown."""
+    flattens = node.op_type in SOFTMAXES and opset < 13
+    axis = int_attr(node, "axis", 1 if flattens else -1)
+    if node.op_type == "CumSum":
+        given = known.content(input_of(node, 1))
+        content = given[0] if isinstance(given, tuple) and len(given) == 1 else given
+        if not isinstance(content, Dim) or content.const is None:
+            return None
+        axis = content.const
+    first = axis_in(axis, rank)
+    if first is None:
+        return None
+    return range(first, rank if flattens or node.op_type in LAYER_NORMS else first + 1)
+
 
 def axes_as_input(op_type: str) -> int:
     """The first opset in which a reduction has its axes as an input."""
     return 13 if op_type == "ReduceSum" else 18
 
 
-@rule(
-    *("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"),
-    *("ReduceLogSum", "ReduceLogSumExp", "ReduceSumSquare"),
-)
+@rule(*REDUCTIONS)
 def _reduce(ctx: Context) -> Fact:
     shape, dtype = ctx.shape(0), ctx.dtype(0)
     keep = ctx.int_attr("keepdims", 1) == 1
@@ -90,7 +123,7 @@ def _total(op: str, items: list[Dim]) -> Dim | None:
     return total
 
 
-@rule("ArgMax", "ArgMin")
+@rule(*ARGUMENTS)
 def _arg(ctx: Context) -> Fact:
     shape = ctx.shape(0)
     axis = ctx.axis_attr(rank_of(shape))

@@ -36,14 +36,11 @@ from fa_compiler.passes.ops.elementwise import POINTWISE, drops_nothing
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.moves import move_of
 from fa_compiler.passes.ops.parts import concat_of
+from fa_compiler.passes.ops.reduce import ALONG_AXES, ARGUMENTS, LAYER_NORMS, REDUCTIONS, axes_combined
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
 
 MIXES = "it mixes the sequence"
-SOFTMAXES = ("Softmax", "LogSoftmax", "Hardmax")
-"""Before opset 13 they run along all dimensions from their axis on."""
-LAYER_NORMS = ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization")
-"""Norms along all dimensions from their axis on, with weights along these."""
 
 
 def needed(node: ir.Node, index: int) -> ir.Value:
@@ -118,31 +115,20 @@ def _with_local(sharder: Sharder, node: ir.Node, place: Place, dims: Mapping[int
     return sharder.clone(node, forms)
 
 
-@local_rule("Softmax", "LogSoftmax", "Hardmax", "LpNormalization", "CumSum", "TopK", "LayerNormalization")
-@local_rule("RMSNormalization", "SimplifiedLayerNormalization")
+@local_rule(*ALONG_AXES)
 def along_one_axis(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """Operators along one axis, or along this axis and those behind it."""
     rank = len(sharder.shape(needed(node, 0), node))
-    flattens = node.op_type in SOFTMAXES and sharder.opset < 13
-    axis = _first_axis(sharder, node, flattens) % rank
-    behind = flattens or node.op_type in LAYER_NORMS
-    if place.dim == axis or (behind and place.dim > axis):
-        raise Refusal(f"{MIXES}, along axis {axis}", node)
+    axes = axes_combined(node, rank, sharder.opset, sharder.info)
+    if axes is None:
+        raise Refusal("its axis is unknown", node)
+    if place.dim in axes:
+        raise Refusal(f"{MIXES}, along axis {axes.start}", node)
     if node.op_type in LAYER_NORMS:
         weights = without_none(node.inputs[1:])
-        if any(len(sharder.shape(value, node)) > rank - axis for value in weights):
+        if any(len(sharder.shape(value, node)) > len(axes) for value in weights):
             raise Refusal("its weights may differ along the sequence", node)
     return _with_first_local(sharder, node, place).outputs[output]
-
-
-def _first_axis(sharder: Sharder, node: ir.Node, flattens: bool) -> int:
-    """The axis of an operator, the first one of several. Raises Refusal where it is unknown."""
-    if node.op_type != "CumSum":
-        return int_attr(node, "axis", 1 if flattens else -1)
-    axis = sharder.info.integer(needed(node, 1))
-    if axis is None or axis.const is None:
-        raise Refusal("its axis is unknown", node)
-    return axis.const
 
 
 @local_rule("GlobalAveragePool", "GlobalMaxPool")
@@ -163,8 +149,7 @@ def skip_norm(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
     return sharder.clone(node, [*both, *sharder.wholes(node, 2)]).outputs[output]
 
 
-@local_rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceLogSum")
-@local_rule("ReduceLogSumExp", "ReduceSumSquare", "ArgMax", "ArgMin")
+@local_rule(*REDUCTIONS, *ARGUMENTS)
 def reduction(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
     """A reduction over other dimensions."""
     source = needed(node, 0)
@@ -179,7 +164,7 @@ def reduction(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.
 
 def reduced_axes(sharder: Sharder, node: ir.Node, rank: int) -> list[int]:
     """The axes that a reduction reduces. Raises Refusal where they are unknown."""
-    if node.op_type.startswith("Arg"):
+    if is_op(node, *ARGUMENTS):
         return [int_attr(node, "axis", 0) % rank]
     axes = places_of(node, rank)
     if axes is None and input_of(node, 1) is not None:

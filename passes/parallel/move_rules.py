@@ -25,6 +25,7 @@ from fa_compiler.passes.ir.nodes import constant, input_of, int_attr
 from fa_compiler.passes.ops.cuts import NO_PADS, pads_along, slice_bounds
 from fa_compiler.passes.ops.moves import counted, keeps_everything
 from fa_compiler.passes.ops.parts import concat_of, split_of
+from fa_compiler.passes.ops.reduce import EXTREMES, TOTALS
 from fa_compiler.passes.parallel.local_rules import MIXES, needed, reduced_axes, size_at
 from fa_compiler.passes.parallel.places import ONE, Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, collapsing_rule, local_rule
@@ -254,7 +255,7 @@ def _reduced_part(sharder: Sharder, node: ir.Node) -> tuple[ir.Value, Place, lis
     return local, places[number], axes
 
 
-@collapsing_rule("ReduceMax", "ReduceMin")
+@collapsing_rule(*EXTREMES)
 def extreme(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     """The largest or smallest token: the operator reduces what is left of the tokens of all ranks."""
     local, place, _ = _reduced_part(sharder, node)
@@ -267,7 +268,7 @@ def extreme(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     return sharder.clone(node, [left, *sharder.wholes(node, 1)]).outputs[output]
 
 
-@collapsing_rule("ReduceSum", "ReduceMean")
+@collapsing_rule(*TOTALS)
 def summed(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     """A sum over the sequence: each rank adds its own tokens. A mean is divided by the number of all elements."""
     local, _, axes = _reduced_part(sharder, node)
