@@ -26,8 +26,6 @@ from fa_compiler.passes.ir.nodes import (
     int_attr,
     is_op,
     places_of,
-    sole,
-    source_through,
     text_attr,
     without_none,
 )
@@ -39,6 +37,7 @@ from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.ops.reduce import ALONG_AXES, ARGUMENTS, LAYER_NORMS, REDUCTIONS, axes_combined
 from fa_compiler.passes.parallel.places import Place, Refusal
 from fa_compiler.passes.parallel.sharder import INT64, Sharder, local_rule
+from fa_compiler.passes.values.positions import Positions
 
 MIXES = "it mixes the sequence"
 
@@ -342,13 +341,7 @@ def scatter_nd(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir
 
 def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, width: int) -> tuple[ir.Value, int]:
     """The indices [.., width] of the rank's part, where entry `part` counts the tokens along one of their dimensions,
-    and this dimension.
-
-        indices := Concat(entries, axis = -1)        one entry for each dimension
-        entry   := Unsqueeze(grid, last)             the one that counts
-        grid    := Expand(line) | line
-        line    := Range(0, S, 1) moved by Reshape and Unsqueeze, with 1 in all dimensions but one
-    """
+    and this dimension. The indices are a Concat of one entry [.., 1] for each dimension that they name."""
     joined, rank = concat_of(indices.producer(), sharder.info), len(sharder.shape(indices, node))
     if joined is None or not joined.is_last or len(joined.parts) != width:
         raise Refusal(f"{MIXES}: it writes to places along the sequence", node)
@@ -363,20 +356,9 @@ def _own_indices(sharder: Sharder, node: ir.Node, indices: ir.Value, part: int, 
 
 def _counts_along(sharder: Sharder, entry: ir.Value) -> int | None:
     """The dimension along which an entry of indices counts the tokens of the sequence from 0; None if it does not."""
-    maker = entry.producer()
-    shape = sharder.info.shape(entry)
-    if not is_op(maker, "Unsqueeze") or shape is None or sharder.info.dtype(entry) != INT64:
+    shape = sharder.settled.shape(entry)
+    if shape is None or sharder.info.dtype(entry) != INT64:
         return None
-    if places_of(maker, len(shape)) != [len(shape) - 1]:
-        return None
-    grid = needed(maker, 0)
-    line = source_through(grid, "Expand")
-    sizes = sharder.shape(line, maker)
-    longer = sole([dim for dim, size in enumerate(sizes) if size.const != 1])
-    counter = source_through(line, "Reshape", "Unsqueeze").producer()
-    if longer is None or not is_op(counter, "Range") or sizes[longer] != sharder.length:
-        return None
-    begin, step = (sharder.info.scalar(needed(counter, index)) for index in (0, 2))
-    if (begin, step) != (0, 1):
-        return None
-    return len(shape) - 1 - len(sizes) + longer
+    positions = Positions(sharder.info, shape)
+    number, index = positions.number(entry, positions.identity_index), positions.identity_index
+    return next((dim for dim, size in enumerate(shape) if size == sharder.length and index[dim] == number), None)

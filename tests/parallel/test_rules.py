@@ -85,6 +85,38 @@ def branch(op: str) -> onnx.GraphProto:
 SHAPE = [node("Shape", "x", "shape"), node("Gather", "shape one", "seq"), node("Gather", "shape zero", "bat")]
 SIZES = {"one": ints(1), "zero": ints(0)}
 
+
+def written(*counting: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Features of x are negated for each token, at the places that `counting` makes as s."""
+    return [
+        *SHAPE,
+        node("Squeeze", "bat zero", "texts"),
+        node("Squeeze", "seq zero", "count"),
+        node("Range", "start texts step", "b"),
+        *counting,
+        node("Reshape", "b batch_line", "b3"),
+        node("Reshape", "s token_line", "s2"),
+        node("Slice", "x zero four two", "part"),
+        node("Shape", "part", "grid"),
+        *(node("Expand", f"{line} grid", f"{line}_e") for line in ("b3", "s2", "places")),
+        *(node("Unsqueeze", f"{line}_e end", f"{line}_u") for line in ("b3", "s2", "places")),
+        node("Concat", "b3_u s2_u places_u", "indices", axis=-1),
+        node("Neg", "part", "updates"),
+        node("ScatterND", "x indices updates"),
+    ]
+
+
+PLACES: dict[str, Array] = {
+    **SIZES,
+    "start": np.array(0),
+    "step": np.array(1),
+    "two": ints(2),
+    "four": ints(4),
+    "end": ints(-1),
+    "batch_line": ints(-1, 1, 1),
+    "token_line": ints(-1, 1),
+    "places": ints(20, 3, 9, 11),
+}
 SHORT = [
     node("Clip", "x low high", "c"),
     node("Mul", "c large", "l"),
@@ -234,34 +266,10 @@ PARTS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
         {**SIZES, "start": np.array(0), "step": np.array(1), "t": TABLE},
         3,
     ),
-    "features that a ScatterND writes for each token": (
-        [
-            *SHAPE,
-            node("Squeeze", "bat zero", "texts"),
-            node("Squeeze", "seq zero", "count"),
-            node("Range", "start texts step", "b"),
-            node("Range", "start count step", "s"),
-            node("Reshape", "b batch_line", "b3"),
-            node("Reshape", "s token_line", "s2"),
-            node("Slice", "x zero four two", "part"),
-            node("Shape", "part", "grid"),
-            *(node("Expand", f"{line} grid", f"{line}_e") for line in ("b3", "s2", "places")),
-            *(node("Unsqueeze", f"{line}_e end", f"{line}_u") for line in ("b3", "s2", "places")),
-            node("Concat", "b3_u s2_u places_u", "indices", axis=-1),
-            node("Neg", "part", "updates"),
-            node("ScatterND", "x indices updates"),
-        ],
-        {
-            **SIZES,
-            "start": np.array(0),
-            "step": np.array(1),
-            "two": ints(2),
-            "four": ints(4),
-            "end": ints(-1),
-            "batch_line": ints(-1, 1, 1),
-            "token_line": ints(-1, 1),
-            "places": ints(20, 3, 9, 11),
-        },
+    "features that a ScatterND writes for each token": (written(node("Range", "start count step", "s")), PLACES, 3),
+    "features that a ScatterND writes for tokens that a CumSum counts": (
+        written(node("Expand", "step seq", "ones"), node("CumSum", "ones start", "c"), node("Sub", "c step", "s")),
+        PLACES,
         3,
     ),
     "a table that an If chooses": (
@@ -463,6 +471,12 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         {"w": W, "axis": np.array(1)},
         3,
         "node 'CumSum_y' (CumSum): it mixes the sequence, along axis 1",
+    ),
+    "features that a ScatterND writes for the tokens from the last one on": (
+        written(node("Range", "start count step", "r"), node("Sub", "seq r", "q"), node("Sub", "q step", "s")),
+        PLACES,
+        3,
+        "node 'ScatterND_y' (ScatterND): it mixes the sequence: it writes to places along the sequence",
     ),
     "an attention that is not fused": (
         [
