@@ -9,8 +9,11 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.cases import Number, as_integer
+from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, integer, product
+from fa_compiler.passes.ir.nodes import input_of
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -23,6 +26,7 @@ from fa_compiler.passes.ops.context import (
     or_fresh,
     rule,
 )
+from fa_compiler.passes.ops.moves import Reader, element, only_element
 
 
 def fill_of(node: ir.Node) -> np.ndarray:
@@ -150,6 +154,15 @@ def _range_bounds(ctx: Context) -> tuple[Dim, Dim, Dim] | None:
     if any(isinstance(bound, Dim) or not abs(bound) < 2**11 or bound != int(bound) for bound in known):
         return None
     return Dim(int(known[0])), Dim(int(known[1])), Dim(int(known[2]))
+
+
+@element("Range")
+def _number_of_range(reader: Reader, node: ir.Node, index: Index) -> Number | None:
+    """start + step * i, for a step that is known."""
+    start, step = (as_integer(only_element(input_of(node, place), reader)) for place in (0, 2))
+    if start is None or step is None or step.const is None:
+        return None
+    return start + index[0].times(step.const)
 
 
 @rule("EyeLike", "RandomNormalLike", "RandomUniformLike")

@@ -669,6 +669,29 @@ Condition = Callable[[ir.Node, Known], ir.Value | None]
 _FORMS: dict[str, tuple[Form, Condition]] = {}
 
 
+Element = Callable[[Reader, ir.Node, Index], Number | None]
+ELEMENTS: dict[str, Element] = {}
+
+
+def element(*op_types: str) -> Callable[[Element], Element]:
+    """Enter how the element at an index of the result is made, by operators that choose it from several operands, or
+    compute it from the index."""
+
+    def enter(function: Element) -> Element:
+        ELEMENTS.update(dict.fromkeys(op_types, function))
+        return function
+
+    return enter
+
+
+def only_element(value: ir.Value | None, reader: Reader) -> Number | None:
+    """The one element of a tensor whose sizes are all 1; None when it is unknown."""
+    shape = reader.info.shape(value)
+    if shape is None or any(size.const != 1 for size in shape):
+        return None
+    return reader.number(value, (_zero(reader),) * len(shape))
+
+
 def first_input(node: ir.Node, known: Known) -> ir.Value | None:
     """The source of most moves."""
     return input_of(node, 0)

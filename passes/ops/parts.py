@@ -21,6 +21,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
+from fa_compiler.passes.algebra.cases import Number, case
+from fa_compiler.passes.algebra.formula import Affine, Index, at_least_zero
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
@@ -35,7 +37,7 @@ from fa_compiler.passes.ops.context import (
     with_dims,
 )
 from fa_compiler.passes.ops.cuts import slice_bounds, slice_start
-from fa_compiler.passes.ops.moves import ArrayMove, Integers, Move, listed, mover, repeated
+from fa_compiler.passes.ops.moves import ArrayMove, Integers, Move, Reader, element, listed, mover, repeated
 
 CONCAT_AXIS, SPLIT_AXIS = 1, 0
 """The axes of a Concat, before opset 4, and of a Split that name none."""
@@ -325,3 +327,94 @@ class Repeated(Move):
 
 
 mover("Concat", form=Repeated, source=_one_tensor)
+
+
+@dataclass(frozen=True)
+class _Placed:
+    """An operand of a Concat: its size along the axis, and the place where it begins."""
+
+    value: ir.Value
+    size: Dim
+    start: Affine
+
+
+_At = Callable[[_Placed, Affine], Number | None]
+"""The element of a part at a place along the axis."""
+
+
+@element("Concat")
+def _joined_element(reader: Reader, node: ir.Node, index: Index) -> Number | None:
+    """In one part where the part is known, in any part where the parts continue one another, and else a choice between
+    the parts by the place."""
+    joined = concat_of(node, reader.info)
+    parts = None if joined is None else _placed(joined, reader)
+    if joined is None or parts is None:
+        return None
+    axis = joined.axis
+
+    def at(part: _Placed, place: Affine) -> Number | None:
+        return reader.number(part.value, (*index[:axis], place, *index[axis + 1 :]))
+
+    place = index[axis]
+    if place.const is not None:
+        known = _part_at(place.const, parts)
+        if known is None:
+            return None
+        if known:
+            return at(known[0], place - known[0].start)
+    continued = _continued(parts, place, at, reader)
+    if continued is not None:
+        return continued
+    return _chosen_part(parts, place, at, reader)
+
+
+def _placed(joined: Parts, reader: Reader) -> list[_Placed] | None:
+    """What is joined, each with its size along the axis and the place where it begins; None where a shape is
+    unknown."""
+    parts: list[_Placed] = []
+    start = Affine.number(0, reader.rank)
+    for value in joined.parts:
+        shape = reader.shape(value)
+        if shape is None:
+            return None
+        parts.append(_Placed(value, shape[joined.axis], start))
+        start = start + Affine.number(shape[joined.axis], reader.rank)
+    return parts
+
+
+def _continued(parts: Sequence[_Placed], place: Affine, at: _At, reader: Reader) -> Number | None:
+    """The element in whichever part it is, where all parts hold one formula; None where they do not."""
+    long = [part for part in parts if part.size.const != 1]
+    candidates = {at(part, place - part.start) for part in long}
+    if len(candidates) != 1:
+        return None
+    single = [part for part in parts if part.size.const == 1]
+    zero = Affine.number(0, reader.rank)
+    pairs = [(at(part, zero), at(long[0], part.start - long[0].start)) for part in single]
+    alike = all(one is not None and one == other for one, other in pairs)
+    if not alike:
+        return None
+    return candidates.pop()
+
+
+def _chosen_part(parts: Sequence[_Placed], place: Affine, at: _At, reader: Reader) -> Number | None:
+    """The choice between the elements of all parts, by the place."""
+    chosen: Number | None = None
+    for part in reversed(parts):
+        own = at(part, Affine.number(0, reader.rank) if part.size.const == 1 else place - part.start)
+        if own is None:
+            return None
+        behind = place - part.start - Affine.number(part.size, reader.rank)
+        chosen = own if chosen is None else case(at_least_zero(behind), chosen, own)
+    return chosen
+
+
+def _part_at(place: int, parts: Sequence[_Placed]) -> list[_Placed] | None:
+    """The part of a Concat that holds a known place, in a list; an empty list where it is behind all parts, and None
+    where it is unknown where a part begins or ends."""
+    for part in parts:
+        if part.start.const is None or part.size.const is None:
+            return None
+        if 0 <= place - part.start.const < part.size.const:
+            return [part]
+    return []

@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.cases import Number, as_integer
+from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import input_of, int_attr
+from fa_compiler.passes.ir.nodes import input_of, int_attr, opset
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
@@ -25,6 +27,7 @@ from fa_compiler.passes.ops.context import (
 )
 from fa_compiler.passes.ops.elementwise import does_not_overflow
 from fa_compiler.passes.ops.linear import NCHWC, PRODUCTS
+from fa_compiler.passes.ops.moves import Reader, element
 
 SUMMING = (*PRODUCTS, "ReduceSum", "CumSum")
 """Operators that add up elements of a tensor, or products of the elements of two. CumSum gives every sum on the way."""
@@ -152,3 +155,13 @@ def _layer_norm(ctx: Context) -> list[Fact]:
 @rule("BatchNormalization")
 def _batch_norm(ctx: Context) -> list[Fact]:
     return [Fact(ctx.shape(0), ctx.dtype(0))]
+
+
+@element("CumSum")
+def _running_sum(reader: Reader, node: ir.Node, index: Index) -> Number | None:
+    """The running sum of one number everywhere: that number times the count of elements that were summed."""
+    inner = as_integer(reader.number(input_of(node, 0), index))
+    axes = axes_combined(node, len(index), opset(node), reader.info)
+    if inner is None or inner.const is None or axes is None or int_attr(node, "reverse", 0):
+        return None
+    return (index[axes.start] + int(not int_attr(node, "exclusive", 0))).times(inner.const)

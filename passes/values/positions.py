@@ -45,6 +45,7 @@ from typing import TypeVar
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.cases import (
+    ARITHMETIC,
     EXACT_FLOATS,
     INTEGERS,
     MAX_CASES,
@@ -83,9 +84,8 @@ from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer, without_none
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.generate import fill_of
-from fa_compiler.passes.ops.moves import fitted, move_of
+from fa_compiler.passes.ops.moves import ELEMENTS, fitted, move_of, only_element
 from fa_compiler.passes.ops.numbers import overwrites
-from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -102,19 +102,6 @@ Element = tuple[ir.Value | None, Index | None]
 """An element of a tensor: the tensor, and the index in it."""
 NOWHERE: Element = (None, None)
 """The element of which nothing is known."""
-
-
-@dataclass(frozen=True)
-class _Part:
-    """An operand of a Concat: its size along the axis, and the place where it begins."""
-
-    value: ir.Value
-    size: Dim
-    start: Affine
-
-
-_At = Callable[[_Part, Affine], Number | None]
-"""The element of a part at a place along the axis."""
 
 
 @dataclass
@@ -196,13 +183,6 @@ class Positions:
         if number is None or count(number) > MAX_CASES:
             return None
         return number
-
-    def _only(self, value: ir.Value | None) -> Number | None:
-        """The one element of a tensor whose sizes are all 1; None when it is unknown."""
-        shape = self.info.shape(value)
-        if shape is None or any(size.const != 1 for size in shape):
-            return None
-        return self.number(value, (self._zero,) * len(shape))
 
     def nonzero(self, value: ir.Value, index: Index | None = None) -> Formula | None:
         """The condition under which the element of a tensor of any type, at this index or at its own, is not 0 or is
@@ -429,7 +409,7 @@ class Positions:
         return number_of_large(large, shape, index, self.rank, self.info.labels)
 
     def _computed(self, node: ir.Node, index: Index) -> Number | None:
-        """Add, Sub, Mul, Min and Max of two operands."""
+        """An operator of ARITHMETIC with two operands."""
         if len(node.inputs) != 2:
             return None
         left, right = (self.number(*operand) for operand in self.operands(node, index))
@@ -469,24 +449,6 @@ class Positions:
             like = like.chosen
         return self._zero if isinstance(like, Affine) else 0.0
 
-    def _range(self, node: ir.Node, index: Index) -> Number | None:
-        start, step = as_integer(self._only(node.inputs[0])), as_integer(self._only(node.inputs[2]))
-        if start is None or step is None or step.const is None:
-            return None
-        return start + index[0].times(step.const)
-
-    def _running_sum(self, node: ir.Node, index: Index) -> Number | None:
-        """CumSum of one number everywhere: that number times the count of elements that were summed."""
-        inner = as_integer(self.number(node.inputs[0], index))
-        axis = constant(input_of(node, 1), limit=1)
-        if inner is None or inner.const is None or axis is None or axis.size != 1 or int_attr(node, "reverse", 0):
-            return None
-        along = int(axis.reshape(-1)[0])
-        if not -len(index) <= along < len(index):
-            return None
-        summed = index[along] + int(not int_attr(node, "exclusive", 0))
-        return summed.times(inner.const)
-
     def _place_in_rows(self, node: ir.Node, index: Index) -> Number | None:
         """The numbers 0, 1, 2, ..., counted through the rows of a matrix, modulo the length of a row (the column) or
         divided by it (the row). They have to be int64, because there may be more of them than other types hold."""
@@ -511,71 +473,10 @@ class Positions:
         counts = is_op(source.producer(), "Range", "CumSum")
         return counts and line.number(source, line.identity_index) == Affine.index(0, 1)
 
-    def _joined(self, node: ir.Node, index: Index) -> Number | None:
-        """The element of a Concat: in one part where the part is known, in any part where the parts continue one
-        another, and else a choice between the parts by the place."""
-        joined = concat_of(node, self.info)
-        parts = None if joined is None else self._parts(joined)
-        if joined is None or parts is None:
-            return None
-        axis = joined.axis
-
-        def at(part: _Part, place: Affine) -> Number | None:
-            return self.number(part.value, (*index[:axis], place, *index[axis + 1 :]))
-
-        place = index[axis]
-        if place.const is not None:
-            known = _part_at(place.const, parts)
-            if known is None:
-                return None
-            if known:
-                return at(known[0], place - known[0].start)
-        continued = self._continued(parts, place, at)
-        if continued is not None:
-            return continued
-        return self._chosen_part(parts, place, at)
-
-    def _parts(self, joined: Parts) -> list[_Part] | None:
-        """What is joined, each with its size along the axis and the place where it begins; None where a shape is
-        unknown."""
-        parts: list[_Part] = []
-        start = self._zero
-        for value in joined.parts:
-            shape = self.shape(value)
-            if shape is None:
-                return None
-            parts.append(_Part(value, shape[joined.axis], start))
-            start = start + self._int(shape[joined.axis])
-        return parts
-
-    def _continued(self, parts: Sequence[_Part], place: Affine, at: _At) -> Number | None:
-        """The element in whichever part it is, where all parts hold one formula; None where they do not."""
-        long = [part for part in parts if part.size.const != 1]
-        candidates = {at(part, place - part.start) for part in long}
-        if len(candidates) != 1:
-            return None
-        single = [part for part in parts if part.size.const == 1]
-        pairs = [(at(part, self._zero), at(long[0], part.start - long[0].start)) for part in single]
-        alike = all(one is not None and one == other for one, other in pairs)
-        if not alike:
-            return None
-        return candidates.pop()
-
-    def _chosen_part(self, parts: Sequence[_Part], place: Affine, at: _At) -> Number | None:
-        """The choice between the elements of all parts, by the place."""
-        chosen: Number | None = None
-        for part in reversed(parts):
-            own = at(part, self._zero if part.size.const == 1 else place - part.start)
-            if own is None:
-                return None
-            behind = place - part.start - self._int(part.size)
-            chosen = own if chosen is None else case(at_least_zero(behind), chosen, own)
-        return chosen
-
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
         """Where Trilu keeps its input: k <= j - i for the upper triangle, j - i <= k for the lower one."""
         given = input_of(node, 1)
-        k = self._zero if given is None else as_integer(self._only(given))
+        k = self._zero if given is None else as_integer(only_element(given, self))
         if k is None or len(index) < 2:
             return None
         distance = index[-1] - index[-2]
@@ -624,17 +525,6 @@ class Positions:
         return (updates, index)
 
 
-def _part_at(place: int, parts: Sequence[_Part]) -> list[_Part] | None:
-    """The part of a Concat that holds a known place, in a list; an empty list where it is behind all parts, and None
-    where it is unknown where a part begins or ends."""
-    for part in parts:
-        if part.start.const is None or part.size.const is None:
-            return None
-        if 0 <= place - part.start.const < part.size.const:
-            return [part]
-    return []
-
-
 def _place_of_known(numbers: Sequence[Number | None]) -> int:
     """The place of the known one of two numbers; of the second where both are known."""
     return int(numbers[1] is not None)
@@ -658,16 +548,14 @@ TRUTHS: Mapping[str, Callable[[Positions, ir.Node, Index], Formula | None]] = {
 """How a truth value follows from the operands of an operator. Operators that are not listed may move it
 (ops/moves.py)."""
 NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
-    **dict.fromkeys(("Add", "Sub", "Mul", "Min", "Max"), Positions._computed),
+    **ELEMENTS,
+    **dict.fromkeys(ARITHMETIC, Positions._computed),
     **dict.fromkeys(("Neg", "Abs"), Positions._signed),
     "Where": Positions._chosen,
     "Cast": Positions._cast_number,
-    "Range": Positions._range,
-    "CumSum": Positions._running_sum,
     "Trilu": Positions._number_in_triangle,
     "ConstantOfShape": Positions._constant_number,
-    "Concat": Positions._joined,
     **dict.fromkeys(("Mod", "Div"), Positions._place_in_rows),
 }
-"""How a number follows from the operands of an operator. Operators that are not listed may move it
-(ops/moves.py)."""
+"""How a number follows from the operands of an operator: ELEMENTS from the index or from one of several operands.
+Operators that are not listed may move it (ops/moves.py)."""
