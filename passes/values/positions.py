@@ -12,7 +12,7 @@ dimension of a value an Affine over the indices of the mask.
             | number + number | number - number | number * number | -number | |number|
             | min(number, number) | max(number, number)
             | CumSum(the same number everywhere)                  c, 2c, 3c, ...
-            | Mod(flat, n) | Div(flat, n)          flat = Reshape of 0, 1, 2, ... to [.., n]: the column, the row
+            | Mod(flat, n) | Div(flat, n)          flat = 0, 1, 2, ... reshaped to [.., n]: the column, the row
                                                    (tf2onnx writes a band of a matrix with these)
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
@@ -84,7 +84,7 @@ from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer, without_none
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.generate import fill_of
-from fa_compiler.passes.ops.moves import ELEMENTS, fitted, move_of, only_element
+from fa_compiler.passes.ops.moves import ELEMENTS, Regrouped, fitted, move_of, only_element
 from fa_compiler.passes.ops.numbers import overwrites
 from fa_compiler.passes.values.position_contents import number_of_array, number_of_content, number_of_large, scalar
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -461,17 +461,15 @@ class Positions:
         return index[1] if node.op_type == "Mod" else index[0]
 
     def _counts_up(self, matrix: ir.Value) -> bool:
-        """Is a matrix a Reshape of the int64 numbers 0, 1, 2, ...?"""
-        maker = matrix.producer()
-        if maker is None or not is_op(maker, "Reshape"):
+        """Does a matrix hold the int64 numbers 0, 1, 2, ... of a vector, in this order?"""
+        move = move_of(matrix.producer(), self.info)
+        if not isinstance(move, Regrouped):
             return False
-        source = maker.inputs[0]
-        counted = self.info.shape(source)
-        if source is None or counted is None or len(counted) != 1 or self.info.dtype(source) != ir.DataType.INT64:
+        counted = self.info.shape(move.source)
+        if counted is None or len(counted) != 1 or self.info.dtype(move.source) != ir.DataType.INT64:
             return False
         line = Positions(self.info, counted)
-        counts = is_op(source.producer(), "Range", "CumSum")
-        return counts and line.number(source, line.identity_index) == Affine.index(0, 1)
+        return line.number(move.source, line.identity_index) == Affine.index(0, 1)
 
     def _triangle(self, node: ir.Node, index: Index) -> Formula | None:
         """Where Trilu keeps its input: k <= j - i for the upper triangle, j - i <= k for the lower one."""

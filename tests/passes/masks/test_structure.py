@@ -69,7 +69,11 @@ FLAT = (
     "count = Mul(rows_, columns_) ones = Expand(one, count) flat = CumSum<exclusive=1>(ones, zero) "
     "plane = Reshape(flat, square) "
 )
+FROM_ONE = FLAT.replace("<exclusive=1>", "").replace("flat", "next")
+FROM_ZERO = FROM_ONE.replace("plane = Reshape(next", "flat = Sub(next, one) plane = Reshape(flat")
 CAUSAL = {
+    "a difference counted through the rows": FROM_ZERO + "c = Mod(plane, columns_) r = Div(plane, columns_) "
+    "d = Sub(c, r) n = Greater(d, zero) m = Not(n)",
     "counted through the rows": FLAT + "c = Mod(plane, columns_) r = Div(plane, columns_) d = Sub(c, r) "
     "n = Greater(d, zero) m = Not(n)",
     "Range, LessOrEqual": "m = LessOrEqual(j, i)",
@@ -489,6 +493,11 @@ def test_an_added_and_a_selected_mask_are_merged_where_both_hold_minus_infinity(
 
 
 NEAR_MISSES = {
+    "counted through the rows from one": (
+        FROM_ONE + "c = Mod(plane, columns_) r = Div(plane, columns_) d = Sub(c, r) n = Greater(d, zero) m = Not(n)",
+        SELF,
+        "",
+    ),
     "offset is an input": ("i2 = Add(i, off) m = LessOrEqual(j, i2)", SELF, "int64[1] off"),
     "every second key of every row": (
         "t = Mod(j, two) u = Mod(i, two) e = Equal(t, u) c = LessOrEqual(j, i) m = And(e, c)",
