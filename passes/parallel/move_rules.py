@@ -21,8 +21,10 @@ from fa_compiler.op_registry import collectives
 from fa_compiler.passes.algebra.axes import Axis, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op
+from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.ops.cuts import NO_PADS, pads_along, slice_bounds
+from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.ops.moves import counted, keeps_everything
 from fa_compiler.passes.ops.parts import concat_of, split_of
 from fa_compiler.passes.ops.reduce import EXTREMES, TOTALS
@@ -191,18 +193,19 @@ def _select(sharder: Sharder, node: ir.Node, data: ir.Value, axis: int, indices:
     return sharder.collective(collectives.SELECT_TOKENS, [local, indices], {"axis": axis})
 
 
-@collapsing_rule("MatMul", "Gemm")
+@collapsing_rule(*PRODUCTS)
 def contracted(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     """A product that sums over the sequence, such as the gradient of a weight: each rank sums over its own tokens."""
-    left, right = needed(node, 0), needed(node, 1)
-    ranks = [len(sharder.shape(operand, node)) for operand in (left, right)]
-    dims = (ranks[0] - 1 - int_attr(node, "transA", 0), ranks[1] - 2 + int_attr(node, "transB", 0))
-    places: list[Place] = []
-    if min(ranks) >= 2 and input_of(node, 2) is None:
-        places = _places(sharder, sharder.shape(left, node)[dims[0]])
-    if not places:  # the operator that reads it is to blame
+    shapes = [sharder.shape(needed(node, place), node) for place in (0, 1)]
+    product = contraction(node, sharder.info)
+    dims = [] if product is None else [labels.index(product.summed[0]) for labels in product.labels]
+    sizes = [shape[dim] for shape, dim in zip(shapes, dims, strict=False)]
+    repeats = is_op(node, "Einsum") and len({*sizes}) > 1  # it repeats an operand of size 1
+    places = _places(sharder, sizes[0]) if sizes and not repeats else []
+    if product is None or not places:  # the operator that reads it is to blame
         raise Refusal(f"{MIXES}: each rank would need {node.outputs[output].name!r} of all tokens", None)
-    cuts = [((left, place.at(dims[0])), (right, place.at(dims[1]))) for place in places]
+    operands = list(zip(product.operands, dims, strict=True))
+    cuts = [[(operand, place.at(dim)) for operand, dim in operands] for place in places]
     _, forms = _first_cut(sharder, node, cuts)
     dtype = _known_dtype(sharder, node.outputs[output], node)
     wide = WIDER.get(dtype, dtype)

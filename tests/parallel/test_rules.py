@@ -368,6 +368,17 @@ WHOLE: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
         {"w": W, "flat": ints(-1, WIDTH)},
         2,
     ),
+    "an Einsum that sums over the tokens": (
+        [node("MatMul", "x w", "h"), node("Einsum", "x h", equation="bsi,bso->bio")],
+        {"w": W},
+        3,
+    ),
+    "an Einsum that sums over the tokens, which are its last axis": (
+        [node("MatMul", "x w", "h"), node("Transpose", "h", "t", perm=[0, 2, 1])]
+        + [node("Einsum", "t x", equation="...os,...si->...oi")],
+        {"w": W},
+        3,
+    ),
     "the sum over tokens and batch": (
         [node("MatMul", "x w", "h"), node("Reshape", "h flat", "d"), node("ReduceSum", "d axes", keepdims=0)],
         {"w": W, "flat": ints(-1, WIDTH), "axes": ints(0)},
@@ -506,6 +517,12 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         {"w": W},
         3,
         "the output 'y' is longer than the sequence, or has it merged with other dimensions",
+    ),
+    "an Einsum that repeats one number for all tokens": (
+        [node("MatMul", "x w", "h"), node("Einsum", "h v", equation="bso,so->bo")],
+        {"w": W, "v": W[:1]},
+        2,
+        "it mixes the sequence: each rank would need 'y' of all tokens",
     ),
     "tokens that a Pad shifts": (
         [node("MatMul", "x w", "h"), node("Pad", "h pads")],
