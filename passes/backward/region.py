@@ -304,7 +304,7 @@ class Region:
         given = (value for value in inputs_of(node) if adds_nothing(node, value, self.viewer))
         return self.reader.tensor(next(given, None))
 
-    def _masked(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
+    def _masked(self, condition: ir.Value, keep: bool, tensor: Tensor[Quantity]) -> Quantity | None:
         """The tensor with zeros where `condition` is not `keep`; None for a condition foreign to the forward part."""
         own, negated = bare(condition, self.viewer.info)
         kept = self._drop_mask(own)
@@ -329,7 +329,7 @@ class Region:
     def _selections(self) -> list[Select[AlignedTensor]]:
         return [term for term in self.derivation.paths.scores.terms if isinstance(term, Select)]
 
-    def _selection(self, condition: ir.Value | None, keep: bool, tensor: Tensor[Quantity]) -> int | None:
+    def _selection(self, condition: ir.Value, keep: bool, tensor: Tensor[Quantity]) -> int | None:
         """The place of the selection on the scores that keeps what is kept where `condition` is `keep`."""
         own, negated = bare(condition, self.viewer.info)
         for place, term in enumerate(self._selections):
@@ -338,12 +338,8 @@ class Region:
                 return place
         return None
 
-    def _selects_alike(
-        self, own: ir.Value | None, theirs: ir.Value | None, dims: Arrangement, tensor: Tensor[Quantity]
-    ) -> bool:
+    def _selects_alike(self, own: ir.Value, theirs: ir.Value, dims: Arrangement, tensor: Tensor[Quantity]) -> bool:
         """Does a condition select from the tensor along the axes along which the forward part's does?"""
-        if own is None or theirs is None:
-            return False
         known = self.tracer.trace(theirs if equal_numbers(own, theirs) else own, {theirs: dims})
         if known is None:
             return False

@@ -105,7 +105,7 @@ from fa_compiler.passes.matching.row_reductions import shifted_by
 from fa_compiler.passes.matching.score_walk import OwnStep, Rearrange, ScoreWalk, Step
 from fa_compiler.passes.matching.sinks import SinkSource, append_sink, sinks
 from fa_compiler.passes.matching.weights import base_of, holds_weights
-from fa_compiler.passes.ops.elementwise import drops_nothing
+from fa_compiler.passes.ops.elementwise import bare, drops_nothing
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, MOVES
 from fa_compiler.passes.ops.moves import keeps_everything
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
@@ -562,7 +562,7 @@ def _spared(node: ir.Node, select: Select[ir.Value], viewer: Viewer) -> ir.Value
 
 def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewer) -> bool:
     """Is a factor 1 wherever a selection keeps the scores?"""
-    condition, negated = _without_nots(select.operand)
+    condition, negated = bare(select.operand, viewer.info)
     kept, flag = select.keep != negated, _flag(factor, viewer.info)
     if flag is not None and equal_values(flag[0], condition):
         return kept != flag[1]
@@ -612,7 +612,7 @@ def _selected_fill(where: ir.Node, keep: ir.Value, viewer: Viewer) -> float | No
     flag, (condition, *branches) = _flag(keep, viewer.info), operands(where)
     if flag is None:
         return None
-    own, negated = _without_nots(condition)
+    own, negated = bare(condition, viewer.info)
     numbers = [viewer.info.scalar(branch) for branch in branches]
     kept, fill = numbers if flag[1] == negated else reversed(numbers)
     return fill if kept == 0.0 and equal_values(own, flag[0]) else None
@@ -636,20 +636,12 @@ def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
 
 
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
-    """For a boolean cast to 0 and 1: the boolean without its Nots, and whether they negate it; else None."""
+    """For a boolean cast to 0 and 1: the boolean without its casts and Nots, and whether these negate it; else None."""
     node = value.producer()
     flag = operand_at(node, 0)
     if not is_op(node, "Cast") or info.dtype(flag) != ir.DataType.BOOL:
         return None
-    return _without_nots(flag)
-
-
-def _without_nots(flag: ir.Value) -> tuple[ir.Value, bool]:
-    """A boolean without its Nots, and whether they negate it."""
-    negated = False
-    while is_op(node := flag.producer(), "Not") and node.inputs[0] is not None:
-        flag, negated = node.inputs[0], not negated
-    return flag, negated
+    return bare(flag, info)
 
 
 def _peel_zeros(node: ir.Node, next_step: Step) -> Peeled:

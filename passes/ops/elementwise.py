@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, operand_at, producer, without_none
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -406,10 +406,10 @@ def _floats(content: Content, dtype: Any) -> Content | None:
         return np.array(values, np.float64).astype(dtype).reshape(content.shape)
 
 
-def bare(condition: ir.Value | None, known: Known) -> tuple[ir.Value | None, bool]:
+def bare(condition: ir.Value, known: Known) -> tuple[ir.Value, bool]:
     """A condition without the casts of booleans and negations around it, and whether these negate it."""
     value, negated = condition, False
-    while is_op(node := producer(value), "Cast", "Identity", "Not"):
+    while is_op(node := value.producer(), "Cast", "Identity", "Not"):
         source = operand_at(node, 0)
         if known.dtype(source) != ir.DataType.BOOL:
             break

@@ -50,6 +50,8 @@ BLENDS = {
     "less_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, h) x = Add(g, t) ",
     "less_one_subtracted": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, f) x = Sub(g, t) ",
     "where": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(m, zero, f) x = Add(g, t) ",
+    "of_the_opposite_of_a_cast": "b = Cast<to=1>(m) g = Mul(b, s) m9 = Cast<to=9>(m) d = Not(m9) r = Cast<to=1>(d) "
+    "t = Mul(f, r) x = Add(g, t) ",
     "where_not": "b = Cast<to=1>(m) g = Mul(s, b) d = Not(m) t = Where(d, h, zero) x = Sub(g, t) ",
     "kept_where_not": "d = Not(m) e = Not(d) b = Cast<to=1>(e) g = Mul(s, b) r = Cast<to=1>(d) t = Mul(f, r) "
     "x = Add(g, t) ",
