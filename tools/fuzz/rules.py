@@ -24,16 +24,16 @@ import onnx
 from onnx import helper, numpy_helper
 from onnxruntime.capi import onnxruntime_pybind11_state as runtime
 
+from fa_compiler.op_registry import names
 from fa_compiler.passes.parallel import shard  # enters the rules
 from fa_compiler.passes.parallel.sharder import COLLAPSING_RULES, LOCAL_RULES
 from tools.fuzz.difference import Array
 
 OPSETS = range(11, 24)
 CONTRIB = "com.microsoft"
-OWN = ("FlashAttentionScore", "FlashAttentionScoreGrad")
-"""Operators whose calls the kind `rank_calls` draws."""
-OPERATORS = sorted({*LOCAL_RULES, *COLLAPSING_RULES}.difference(OWN))
-REDUCING = sorted({*COLLAPSING_RULES}.difference(OWN))
+OPERATORS = sorted({*LOCAL_RULES, *COLLAPSING_RULES}.difference(names()))
+"""Those of ONNX and ONNX Runtime. The kind `rank_calls` draws calls of attention among our own."""
+REDUCING = sorted({*COLLAPSING_RULES}.difference(names()))
 """Those that may take tokens out of the sequence or reduce it. They are drawn more often."""
 assert shard.RULES
 
