@@ -39,13 +39,10 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import int_attr, is_op, without_none
 from fa_compiler.passes.linear.tensors import Tensor
-from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
+from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import PICKS
 
-ROUGH = (
-    *("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal", "Min", "Max", "Clip", "Mod", "Sign", "Abs"),
-    *("Floor", "Ceil", "Round", "Relu", "Cast"),
-)
+ROUGH = (*COMPARISONS, "Min", "Max", "Clip", "Mod", "Sign", "Abs", "Floor", "Ceil", "Round", "Relu", "Cast")
 """Operators that may change with a float."""
 ELEMENTWISE = (*ROUGH, *FOUR_OPERATIONS, "Pow", "Where", "Sum")
 BENT = ("Sqrt", "Log", "Sin", "Cos", "Exp", "Pow")

@@ -46,6 +46,7 @@ from fa_compiler.passes.algebra.cases import as_integer
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, places_of, source_through
+from fa_compiler.passes.ops.elementwise import ORDERINGS
 from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
@@ -53,7 +54,6 @@ from fa_compiler.passes.values.positions import LABELS, Positions
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MAX_DEPTH = 32
-ORDERED = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
 STEP = Op("Sub", Bind("later"), Bind("earlier"))
 COUNTED = Op("CumSum", Op("Cast", Op("Not", Op("Equal", STEP, Number(1.0)))), open_end=True)
@@ -199,7 +199,7 @@ class ContiguousLabels:
             return False
         compared = source_through(value, "Not")
         node, shape = compared.producer(), self.info.shape(compared)
-        if node is None or shape is None or not is_op(node, *ORDERED):
+        if node is None or shape is None or not is_op(node, *ORDERINGS):
             return False
         positions = Positions(self.info, shape)
         operands = positions.operands(node, positions.identity_index)

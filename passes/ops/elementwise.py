@@ -198,10 +198,11 @@ def _fold_floats(op: str, operands: Sequence[Content]) -> Content | None:
     return dim_array(result.astype(np.int64)) if result.dtype == np.bool_ else result
 
 
-_COMPARE = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+ORDERINGS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+COMPARISONS = ("Equal", *ORDERINGS)
 _UNARY = ("Neg", "Abs", "Sign", "Sqrt", "Reciprocal", "Exp", "Log", "Tanh", "Floor", "Ceil", "Not", "IsNaN", "IsInf")
 _LOGIC = ("And", "Or", "Xor", "Not", "IsNaN", "IsInf")
-TRUTHS = dict.fromkeys((*_COMPARE, *_LOGIC), ir.DataType.BOOL)
+TRUTHS = dict.fromkeys((*COMPARISONS, *_LOGIC), ir.DataType.BOOL)
 """The type of the operators that make truth values."""
 
 
@@ -232,7 +233,7 @@ FOUR_OPERATIONS = ("Add", "Sub", "Mul", "Div")
 COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Or", "And", "Equal")
 """Operators of two operands whose result is the same in either order of them."""
 _BINARY = (
-    *(*FOUR_OPERATIONS, *_COMPARE, "And", "Or", "Xor"),
+    *(*FOUR_OPERATIONS, *COMPARISONS, "And", "Or", "Xor"),
     *("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
 )
 _VARIADIC = ("Min", "Max", "Sum", "Mean")

@@ -83,6 +83,7 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, input_of, int_attr, is_op, producer, without_none
 from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.elementwise import COMPARISONS
 from fa_compiler.passes.ops.generate import fill_of
 from fa_compiler.passes.ops.moves import ELEMENTS, Regrouped, fitted, move_of, only_element
 from fa_compiler.passes.ops.numbers import overwrites
@@ -96,7 +97,6 @@ MAX_ASKED = 2000
 chain of them at thousands. Masks of real models take up to 81."""
 LABELS = (ir.DataType.INT64, ir.DataType.INT32)
 """Types whose comparisons may be negated. Those of floats may not: every comparison with NaN is false."""
-COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
 Found = TypeVar("Found")
 Element = tuple[ir.Value | None, Index | None]
 """An element of a tensor: the tensor, and the index in it."""
