@@ -82,6 +82,8 @@ class Side:
     def join(self, parts: list[Floats], width: int) -> Floats:
         """The inverse of `split`. Rows of a packed tensor that belong to no batch entry are 0."""
         out = np.zeros(self.shape(width))
+        if self.heads == 0:  # the head size of such a tensor is unknown in BSH and SBH
+            return out
         if self.layout == "TND":
             for start, length, part in zip(self.starts, self.lengths, parts, strict=True):
                 out[start : start + length] = part.transpose(1, 0, 2)

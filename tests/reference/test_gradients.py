@@ -226,6 +226,18 @@ def test_empty_tensors(empty):
         np.testing.assert_array_equal(got[gradient], np.zeros_like(inputs[name]))
 
 
+def test_keys_without_heads():
+    """In BSH and SBH, a key without elements has no heads and no head size."""
+    query = np.ones((3, 2, 32), np.float32)
+    key = np.ones((5, 2, 0), np.float32)
+    statistics = np.ones((2, 4, 3, 8), np.float32)
+    inputs = {"query": query, "key": key, "value": key, "dy": query, "attention_in": query}
+    inputs |= {"softmax_max": statistics, "softmax_sum": statistics}
+    got = reference.run("FlashAttentionScoreGrad", inputs, {"head_num": 4, "input_layout": "SBH", "scale_value": 0.3})
+    np.testing.assert_array_equal(got["dq"], np.zeros_like(query))
+    assert got["dk"].shape == got["dv"].shape == key.shape
+
+
 def test_dtypes():
     inputs, attrs = problem(rope=1)
     inputs = {name: value.astype(np.float16) for name, value in inputs.items()}

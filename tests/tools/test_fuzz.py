@@ -16,6 +16,7 @@ from tests.systems import LIMITS
 from tools.fuzz import checks
 from tools.fuzz.__main__ import main
 from tools.fuzz.corpus import corpus
+from tools.fuzz.engine import _runtime_asks_too_much
 from tools.fuzz.kind import GROUPS, chosen, load, names
 from tools.fuzz.variants import operator_of
 from tools.fuzz.worker import checked
@@ -112,3 +113,19 @@ def test_what_a_run_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert main([*arguments[:2], "4", *arguments[3:]]) == 0
     assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text(encoding="utf-8"))["done"] == 34
     assert json.loads((tmp_path / f"{FAULTY}-2.json").read_text(encoding="utf-8"))["words"]["fused"] == 28
+
+
+@pytest.mark.parametrize(
+    ("caller", "is_the_runtime"),
+    [
+        ("site-packages/onnxruntime/capi/onnxruntime_pybind11_state.so", True),
+        ("build/sanitize/libfa_compiler_ort.so", False),
+    ],
+)
+def test_who_asks_for_more_memory_than_a_sanitizer_has(caller: str, is_the_runtime: bool) -> None:
+    words = (
+        "==1==ERROR: AddressSanitizer: requested allocation size 0x40000000000 exceeds maximum supported size\n"
+        f"    #0 0x7f in operator new(unsigned long) asan_new_delete.cpp:107\n    #1 0x7e  ({caller}+0x16)\n"
+        "SUMMARY: AddressSanitizer: allocation-size-too-big asan_new_delete.cpp:107 in operator new(unsigned long)\n"
+    )
+    assert _runtime_asks_too_much(words) == is_the_runtime

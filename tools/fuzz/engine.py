@@ -273,7 +273,7 @@ class Engine:
             where = f" in {place[2]} ({place[1]})" if place else ""
             title = f"hang{where}" if how == "hang" else f"{_ending(words, worker.child.code)}{where}"
             finding = Finding(title, words, suffix=".txt")
-            innocent = place is not None and place[2] in self.innocent[worker.kind]
+            innocent = place is not None and place[2] in self.innocent[worker.kind] or _runtime_asks_too_much(words)
             self._note(worker, "hang" if how == "hang" else "crash", None if innocent else finding)
             self._over(worker)
 
@@ -314,6 +314,13 @@ def _place(words: str) -> tuple[str, str, str] | None:
     in the checkout or anywhere else."""
     frames = re.findall(r'File "(.*?)([^/"]+)", line \d+ in (\w+)', words)
     return next((frame for frame in frames if frame[0].startswith(str(ROOT)) and "site-packages" not in frame[0]), None)
+
+
+def _runtime_asks_too_much(words: str) -> bool:
+    """Whether AddressSanitizer ended the process because ONNX Runtime allocates more than a sanitizer can. Without one,
+    ONNX Runtime gets no memory and returns an error. An allocation by our own library is a fault."""
+    caller = re.search(r"^ *#1 .*$", words, re.MULTILINE)
+    return "allocation-size-too-big" in words and caller is not None and "onnxruntime/capi" in caller[0]
 
 
 def _ending(words: str, code: int) -> str:
