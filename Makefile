@@ -10,8 +10,9 @@
 #   make neon     the kernels cross-compiled for aarch64 and, where qemu-user is, checked against the plain reference
 #   make wheels   wheels for Linux and Windows on x86-64 and arm64, and a source distribution, in build/wheels; the library
 #                 for macOS is compiled and examined; where qemu-user is, a sample of the tests on the aarch64 wheel
-#   make windows  the tests of the wheel for Windows, in a Windows Python that Wine runs, and the programs in C++ and Node
-#                 as programs for Windows; WINDOWS="tests/face" says which tests, WINDOWS=--sample takes five minutes
+#   make windows  the tests of the wheel for Windows, in a Windows Python that Wine runs; the programs in C++ and Node as
+#                 programs for Windows; the kernels and the provider on older releases of ONNX Runtime for Windows.
+#                 WINDOWS="tests/face" says which tests instead of all, WINDOWS=--sample takes five minutes
 #   make release  all that a release needs but publishing it: checks, pages, wheels, a trial of one, and a list of the rest
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
@@ -39,6 +40,10 @@ FUZZ := all --seconds 600
 SANITIZED_FUZZ := operators plan_bytes --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 SWEEP_VENVS := $(VENV)-sweep $(VENV)-optimum $(VENV)-convert
+# Releases for Windows beside the newest one, where the whole suite runs, and what runs on them.
+WINDOWS_RUNTIMES := $(if $(WINDOWS),,1.20.1 1.23.2 1.26.0 1.28.0)
+WINDOWS_TESTS := tests/face/test_provider.py tests/face/test_plan.py tests/lowering/test_library.py tests/lowering/test_decode.py \
+	tests/lowering/test_flash_attention_score.py tests/lowering/test_linear.py
 PROVIDER_RUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.31.1
 # Folders with ONNX Runtime's headers, besides those of the packages that make compat loads.
 HEADERS := $(wildcard /usr/include/onnxruntime)
@@ -93,6 +98,10 @@ WINDOWS :=
 windows: $(VENV)-wheels/.wheels build/hosts/.hosts
 	$(VENV)-wheels/bin/python .ci/wheels/build.py win_amd64
 	$(VENV)-wheels/bin/python -m tools.compat.windows --programs build/hosts/node_modules $(WINDOWS)
+	set -e; for version in $(WINDOWS_RUNTIMES); do \
+		echo "onnxruntime $$version for Windows"; \
+		$(VENV)-wheels/bin/python -m tools.compat.windows --runtime $$version $(WINDOWS_TESTS); \
+	done
 
 # Its first part ends in a minute if a version, a date or a commit is missing.
 release: $(VENV)/.test
