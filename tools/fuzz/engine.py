@@ -273,7 +273,7 @@ class Engine:
             where = f" in {place[2]} ({place[1]})" if place else ""
             title = f"hang{where}" if how == "hang" else f"{_ending(words, worker.child.code)}{where}"
             finding = Finding(title, words, suffix=".txt")
-            innocent = place is not None and place[2] in self.innocent[worker.kind] or _runtime_asks_too_much(words)
+            innocent = (place is not None and place[2] in self.innocent[worker.kind]) or _runtime_asks_too_much(words)
             self._note(worker, "hang" if how == "hang" else "crash", None if innocent else finding)
             self._over(worker)
 
