@@ -116,6 +116,11 @@ class Measure:
         return None if self.original is None or self.fused is None else self.original.median / self.fused.median
 
     @property
+    def is_steady(self) -> bool:
+        """Whether the runs of each model agree so far that the figures of this length mean something."""
+        return all(side.is_steady for side in self.sides)
+
+    @property
     def sides(self) -> tuple[Timing, Timing]:
         """The original and the fused model, of a measure at which both ran."""
         assert self.original is not None and self.fused is not None
@@ -265,7 +270,7 @@ class Benchmark(Shown):
     @property
     def warnings(self) -> list[str]:
         """The sentence about lengths whose runs differ so much that their figures say little."""
-        lengths = [str(each.length) for each in self.measured if not all(side.is_steady for side in each.sides)]
+        lengths = [str(each.length) for each in self.measured if not each.is_steady]
         if not lengths:
             return []
         fewer = ", or with one thread" if self.threads > 1 else ""

@@ -85,9 +85,11 @@ def _link(measured: Benchmark, place: Path | None) -> str:
 
 
 def _verdict(ran: Sequence[Measure], unit: str) -> str:
+    """The best length, of those that were measured while the machine did no other work if there are such lengths."""
     if not ran:
         return "No length could be measured."
-    best = max(ran, key=lambda measure: measure.ratio or 0.0)
+    steady = [measure for measure in ran if measure.is_steady]
+    best = max(steady or ran, key=lambda measure: measure.ratio or 0.0)
     return f"{best.ratio:.2f} times as fast at {best.length:,} {unit}"
 
 

@@ -18,9 +18,10 @@ import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.measuring import benchmark
-from fa_compiler.measuring.figures import Measure, Timing
+from fa_compiler.measuring.figures import Benchmark, Measure, Timing
 from fa_compiler.measuring.limits import largest_length
 from fa_compiler.measuring.runs import Runs
+from fa_compiler.page.gain_page import gain_page
 
 from .builders import attention, limited, plain, saved
 
@@ -72,6 +73,16 @@ def test_a_busy_machine_is_told() -> None:
     assert (
         replace(measured, measures=(first, second), threads=2).warnings[0].endswith("measure again, or with one thread")
     )
+
+
+def test_the_verdict_of_the_page_is_of_a_length_that_was_measured_well() -> None:
+    """The larger ratio of a length whose runs differ too much is not its first sentence, unless there is no other."""
+    steady = Measure(8, original=Timing(3.0, 2.9, 3.1, 0), fused=Timing(1.5, 1.4, 1.6, 0))
+    disturbed = Measure(4, original=Timing(14.0, 2.0, 18.0, 0), fused=Timing(2.0, 1.9, 2.1, 0))
+    measured = Benchmark(fa_compiler.inspect(attention()), (disturbed, steady), batch=1, threads=1)
+    assert '<p class="verdict">2.00 times as fast at 8 tokens</p>' in gain_page(measured)
+    alone = replace(measured, measures=(disturbed,))
+    assert '<p class="verdict">7.00 times as fast at 4 tokens</p>' in gain_page(alone)
 
 
 @pytest.mark.usefixtures("memory_is_known")
