@@ -109,6 +109,8 @@ def plan(args: argparse.Namespace) -> int:
         if report.count("fused"):
             print(f"next: start the program with FA_COMPILER_PLAN={printable(shell.command([str(args.output)]))}")
             print("The program has to load the library as execution provider; `fa-compiler docs provider` shows how.")
+        else:
+            print("The plan says that nothing is fused: sessions that use it run the model as it is.")
     return _strict_exit_code(report) if args.strict else OK
 
 

@@ -335,7 +335,10 @@ def test_a_model_without_attention(tmp_path: Path, capsys: pytest.CaptureFixture
     """The plan says that nothing is fused, so a session with it warns of nothing."""
     model, plan = saved(plain(), tmp_path / "model.onnx"), tmp_path / "model.plan"
     assert main(["plan", str(model), "-o", str(plan), "--strict"]) == 1
-    assert capsys.readouterr().err == "fa-compiler: error: --strict: no attention was fused\n"
+    seen = capsys.readouterr()
+    told = "The plan says that nothing is fused: sessions that use it run the model as it is.\n"
+    assert seen.out.endswith(f"wrote {plan}\n{told}")
+    assert seen.err == "fa-compiler: error: --strict: no attention was fused\n"
     options = ort.SessionOptions()
     options.add_provider_for_devices(fa_compiler.register_provider(), {"plan": str(plan)})
     with provider.overhear() as heard:
