@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 
 import fa_compiler
@@ -37,6 +38,8 @@ from fa_compiler.passes.answer.options import ASSUMPTIONS, EMPTY_BIAS, HALF_ATTE
 from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.pipeline.options import FileOptions
+from tests.passes.linear.test_graphs import feeds_of, load
+from tests.passes.running import assert_same
 from tests.passes.test_layers import LAYERS as PASSES
 from tests.systems import SOURCES
 from tools.api_page import made
@@ -364,6 +367,22 @@ def test_a_model_without_its_weights_is_enough_for_a_report(tmp_path: Path, monk
 def test_python_of_the_pages_is_python(page: str) -> None:
     for block in re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL):
         compile(block, page, "exec")
+
+
+def test_functions_are_written_in_place_of_their_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block for OpenVINO runs as it stands: what is left are operators of ONNX, which compute the same."""
+    model = load("hand__scan_gated_delta_head_mulsum_axis2_s0False")
+    assert fa_compiler.optimize(model, tmp_path / "fused.onnx").report.count("fused") == 1
+    (block,) = re.findall(r"```python\n([^`]*?inliner[^`]*?)```", PAGES["linear_attention.md"])
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+    inlined = onnx.load(tmp_path / "openvino.onnx")
+    assert not inlined.functions
+    assert {node.domain for node in inlined.graph.node} == {""}
+    feeds = feeds_of(model, 9)
+    (expected, got) = (ort.InferenceSession(each.SerializeToString()).run(None, feeds) for each in (model, inlined))
+    for found, wanted in zip(got, expected, strict=True):
+        assert_same(found, wanted, 1e-5)  # float32 sums of decaying terms, in another order
 
 
 def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

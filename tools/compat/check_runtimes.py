@@ -5,6 +5,9 @@
 OpenVINO runs on its CPU plugin, if the interpreter has it; onnxruntime-web runs in Node, on WebAssembly, if the folder
 `--web` holds it. Each graph is rewritten for each target of the runtime. The result has to give what the original gives
 in ONNX Runtime. A graph whose original the runtime does not run, or runs to other numbers, is counted apart.
+
+Layers of linear attention are checked in OpenVINO as docs/linear_attention.md says: fused for the target ort, with the
+functions in place of their calls.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,6 +26,7 @@ from typing import Any, Protocol
 import numpy as np
 import onnx
 import onnxruntime as ort
+from onnx import helper, inliner
 
 import fa_compiler
 from fa_compiler.passes.answer.options import Target
@@ -34,6 +38,8 @@ HERE = Path(__file__).parent
 
 TOLERANCE = {"float16": 2e-2, "float32": 2e-3, "float64": 2e-3}
 """Relative to the largest value of an output. The graphs are whole models, and runtimes sum up in other orders."""
+HEADS, SIZE, TOKENS = 4, 32, 64
+"""Of the layers of linear attention."""
 TARGETS: tuple[Target, ...] = ("onnx", "contrib")
 
 Feeds = Mapping[str, np.ndarray]
@@ -156,6 +162,54 @@ def check(
                     print(f"{title:16} {target:8} {name}: {wrong}", flush=True)
 
 
+def linear_layer(rule: str) -> onnx.ModelProto:
+    """A LinearAttention of ai.onnx 27 with an open number of tokens, as update_rule says."""
+    shapes: dict[str, Sequence[int | str]] = dict.fromkeys(("query", "key", "value"), (1, "T", HEADS * SIZE))
+    shapes["past_state"] = (1, HEADS, SIZE, SIZE)
+    operands = [*shapes, "decay" if rule.startswith("gated") else "", "beta" if rule.endswith("delta") else ""]
+    shapes |= {name: (1, "T", HEADS) for name in operands[4:] if name}
+    node = helper.make_node(
+        "LinearAttention",
+        operands,
+        ["output", "present_state"],
+        q_num_heads=HEADS,
+        kv_num_heads=HEADS,
+        update_rule=rule,
+    )
+    results = {"output": shapes["query"], "present_state": shapes["past_state"]}
+    inputs, outputs = (
+        [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in values.items()]
+        for values in (shapes, results)
+    )
+    graph = helper.make_graph([node], "layer", inputs, outputs)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 27)], ir_version=11)
+
+
+def check_linear(title: str, runner: Runner, counted: Counter[tuple[str, str, str]]) -> None:
+    """Count what becomes of each rule of linear attention, and print what fails."""
+    rng = np.random.default_rng(0)
+    for rule in ("linear", "gated", "delta", "gated_delta"):
+        model = linear_layer(rule)
+        feeds = {
+            each.name: rng.random([size.dim_value or TOKENS for size in each.type.tensor_type.shape.dim], np.float32)
+            / 4
+            for each in model.graph.input
+        }
+        if "decay" in feeds:
+            feeds["decay"] = -feeds["decay"]
+        with tempfile.TemporaryDirectory() as folder:
+            original, rewritten = f"{folder}/original.onnx", f"{folder}/rewritten.onnx"
+            onnx.save(model, original)
+            result = fa_compiler.optimize(original, target="ort")
+            assert isinstance(result.model, onnx.ModelProto)
+            onnx.save(inliner.inline_local_functions(result.model), rewritten)
+            wanted = expected(original, feeds)
+            wrong = "ONNX Runtime does not run it" if wanted is None else attempt(runner, rewritten, feeds, wanted)
+        counted[title, "inlined", "WRONG" if wrong else "ok"] += 1
+        if wrong:
+            print(f"{title:16} inlined  LinearAttention, {rule}: {wrong}", flush=True)
+
+
 def main() -> int:
     """Print a line for each failure and a table of counts; 1 if a graph fails whose original does not."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -168,6 +222,8 @@ def main() -> int:
         print("; ".join(f"{title} as {runner.name}" for title, runner in ready.items()), flush=True)
         for name in args.graphs or sorted(index):
             check(name, index[name], ready, counted)
+        if "OpenVINO" in ready:
+            check_linear("OpenVINO", ready["OpenVINO"], counted)
     for (title, target, word), count in sorted(counted.items()):
         print(f"{title:16} {target:8} {count:5} {word}")
     return int(any(word == "WRONG" for _, _, word in counted))
