@@ -107,7 +107,8 @@ class Runtime:
         """The runtime NAME or NAME=VERSION. Raises UnknownRuntime."""
         name, equals, version = text.partition("=")
         if name not in RUNTIMES:
-            raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(name, RUNTIMES)}")
+            meant = "ort" if name.lower() == "onnxruntime" else name
+            raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(meant, RUNTIMES)}")
         if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
             raise UnknownRuntime(f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3")
         return Runtime(name, tuple(map(int, version.split("."))) if equals else ())

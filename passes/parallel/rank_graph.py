@@ -42,8 +42,12 @@ def length_of(report: ShardReport, sizes: Mapping[str, Sequence[int]]) -> int:
         told = ", ".join(f"{name!r} has {length}" for name, length in lengths.items())
         raise Refusal(f"the inputs need sequences of one length, and {told or 'there is none'}", None)
     length, count = next(iter(lengths.values())), collectives.chunk_count(report.order, report.ranks)
-    if length % count:
-        raise Refusal(f"{length} tokens cannot be cut into {count} equal chunks, which {report.ranks} ranks need", None)
+    if rest := length % count:
+        possible = " or ".join(str(other) for other in (length - rest, length - rest + count) if other)
+        raise Refusal(
+            f"{length} tokens cannot be cut into {count} equal chunks, which {report.ranks} ranks need; {possible} can",
+            None,
+        )
     return length
 
 

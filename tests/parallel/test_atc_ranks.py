@@ -145,7 +145,7 @@ def test_more_ranks_than_a_node_may_have(tmp_path: Path, capsys: pytest.CaptureF
 REQUESTS: dict[str, tuple[list[str], str]] = {
     "no equal chunks": (
         ["--sequence-parallel", "3"],
-        "16 tokens cannot be cut into 3 equal chunks, which 3 ranks need",
+        "16 tokens cannot be cut into 3 equal chunks, which 3 ranks need; 15 or 18 can",
     ),
     "one rank": (["--sequence-parallel", "1"], "--sequence-parallel 1 is one model: leave it out"),
     "no number": (["--method", "ring"], "--method and --sequence-axis go with --sequence-parallel"),
