@@ -75,7 +75,8 @@ END = (1 << 31) - 1
 
 
 class Reader(Protocol):
-    """What `place` needs: shapes in the runs that matter, and the numbers in the indices of a Gather."""
+    """What `place` needs: shapes in the runs that matter, and the numbers in the indices of a Gather. An element that
+    is made of several ones needs the number that all of them are."""
 
     @property
     def info(self) -> Known: ...
@@ -89,6 +90,8 @@ class Reader(Protocol):
     def shape(self, value: ir.Value | None) -> Shape | None: ...
 
     def number(self, value: ir.Value | None, index: Index | None) -> Number | None: ...
+
+    def number_everywhere(self, value: ir.Value | None) -> int | None: ...
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.cases import Number, as_integer
+from fa_compiler.passes.algebra.cases import Number
 from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.ir.nodes import input_of, int_attr, opset
@@ -159,9 +159,10 @@ def _batch_norm(ctx: Context) -> list[Fact]:
 
 @element("CumSum")
 def _running_sum(reader: Reader, node: ir.Node, index: Index) -> Number | None:
-    """The running sum of one number everywhere: that number times the count of elements that were summed."""
-    inner = as_integer(reader.number(input_of(node, 0), index))
+    """The running sum of one number everywhere: that number times the count of elements that were summed. What is known
+    of the element at `index` is not enough: the elements in front of it may be other ones."""
+    summed = reader.number_everywhere(input_of(node, 0))
     axes = axes_combined(node, len(index), opset(node), reader.info)
-    if inner is None or inner.const is None or axes is None or int_attr(node, "reverse", 0):
+    if summed is None or axes is None or int_attr(node, "reverse", 0):
         return None
-    return (index[axes.start] + int(not int_attr(node, "exclusive", 0))).times(inner.const)
+    return (index[axes.start] + int(not int_attr(node, "exclusive", 0))).times(summed)

@@ -163,6 +163,15 @@ class Positions:
             self._numbers[key] = self._deeper(self._held, value, index)
         return self._numbers[key]
 
+    def number_everywhere(self, value: ir.Value | None) -> int | None:
+        """The number that all elements of a tensor are; None when they differ or it is unknown."""
+        shape = self.info.shape(value)
+        if value is None or shape is None:
+            return None
+        own = Positions(self.info, shape, _depth=self._depth, _asked=self._asked)
+        number = as_integer(own.number(value, own.identity_index))
+        return None if number is None else number.const
+
     def _deeper(self, find: Callable[[ir.Value, Index], Found], value: ir.Value, index: Index) -> Found | None:
         """What is found at an element; None where a formula would be too large."""
         spend(value.producer())

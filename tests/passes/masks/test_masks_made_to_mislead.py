@@ -214,6 +214,11 @@ MISTAKABLE = {
         "ci = Unsqueeze(c, last) m = LessOrEqual(cj, ci)"
     ),
     "sums of sums": "c = CumSum(i1, zero) cj = Unsqueeze(c, first) ci = Unsqueeze(c, last) m = LessOrEqual(cj, ci)",
+    "a sum of other numbers before its place": (
+        "n = Constant<value=int64[1] {5000}>() h = Constant<value=int64[1] {5}>() "
+        "o = ConstantOfShape<value=int64[1] {1}>(n) c = Concat<axis=0>(h, o) e = CumSum(c, zero) t = Gather(e, one) "
+        "a = Add(i, t) m = Less(j, a)"
+    ),
     "one sum without itself": (
         "o = ConstantOfShape<value=int64[1] {1}>(rows_) c = CumSum<exclusive=1>(o, zero) e = CumSum(o, zero) "
         "cj = Unsqueeze(c, first) ci = Unsqueeze(e, last) m = LessOrEqual(cj, ci)"
