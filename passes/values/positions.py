@@ -118,6 +118,8 @@ class Positions:
     _depth: int = 0
     _asked: int = 0
     """How many elements were asked for since a question from outside."""
+    _everywhere: dict[ir.Value, int | None] = field(default_factory=dict)
+    """The tensors that were asked for one number, also by the readers that a running sum needs."""
 
     @property
     def rank(self) -> int:
@@ -168,9 +170,11 @@ class Positions:
         shape = self.info.shape(value)
         if value is None or shape is None:
             return None
-        own = Positions(self.info, shape, _depth=self._depth, _asked=self._asked)
-        number = as_integer(own.number(value, own.identity_index))
-        return None if number is None else number.const
+        if value not in self._everywhere:
+            own = Positions(self.info, shape, _depth=self._depth, _asked=self._asked, _everywhere=self._everywhere)
+            number = as_integer(own.number(value, own.identity_index))
+            self._everywhere[value] = None if number is None else number.const
+        return self._everywhere[value]
 
     def _deeper(self, find: Callable[[ir.Value, Index], Found], value: ir.Value, index: Index) -> Found | None:
         """What is found at an element; None where a formula would be too large."""
