@@ -234,7 +234,7 @@ class Regrouped(Move):
         if given or wanted:
             return None
         rest = iter(places)
-        return tuple(_zero(reader) if size.const == 1 else next(rest) for size in own)
+        return tuple(zero(reader) if size.const == 1 else next(rest) for size in own)
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
         target = self._target(dims, space, known)
@@ -605,7 +605,8 @@ def fitted(own: Shape | None, shape: Shape | None, index: Index, rank: int) -> I
     return tuple(places)
 
 
-def _zero(reader: Reader) -> Affine:
+def zero(reader: Reader) -> Affine:
+    """The first place along a dimension."""
     return Affine.number(0, reader.rank)
 
 
@@ -624,9 +625,9 @@ def _group(given: list[tuple[Dim, Affine]], wanted: list[Dim]) -> tuple[list[tup
 
 def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:
     """The place in dimensions that are merged, given the place in each of them; None where it is not linear."""
-    total, stride = _zero(reader), Dim(1)
+    total, stride = zero(reader), Dim(1)
     for size, place in reversed(dims):
-        if place != _zero(reader):
+        if place != zero(reader):
             if stride.const is None:
                 return None
             total = total + place.times(stride.const)
@@ -692,7 +693,7 @@ def only_element(value: ir.Value | None, reader: Reader) -> Number | None:
     shape = reader.info.shape(value)
     if shape is None or any(size.const != 1 for size in shape):
         return None
-    return reader.number(value, (_zero(reader),) * len(shape))
+    return reader.number(value, (zero(reader),) * len(shape))
 
 
 def first_input(node: ir.Node, known: Known) -> ir.Value | None:

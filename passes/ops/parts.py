@@ -37,7 +37,7 @@ from fa_compiler.passes.ops.context import (
     with_dims,
 )
 from fa_compiler.passes.ops.cuts import slice_bounds, slice_start
-from fa_compiler.passes.ops.moves import ArrayMove, Integers, Move, Reader, element, listed, mover, repeated
+from fa_compiler.passes.ops.moves import ArrayMove, Integers, Move, Reader, element, listed, mover, repeated, zero
 
 CONCAT_AXIS, SPLIT_AXIS = 1, 0
 """The axes of a Concat, before opset 4, and of a Split that name none."""
@@ -372,7 +372,7 @@ def _placed(joined: Parts, reader: Reader) -> list[_Placed] | None:
     """What is joined, each with its size along the axis and the place where it begins; None where a shape is
     unknown."""
     parts: list[_Placed] = []
-    start = Affine.number(0, reader.rank)
+    start = zero(reader)
     for value in joined.parts:
         shape = reader.shape(value)
         if shape is None:
@@ -389,8 +389,7 @@ def _continued(parts: Sequence[_Placed], place: Affine, at: _At, reader: Reader)
     if len(candidates) != 1:
         return None
     single = [part for part in parts if part.size.const == 1]
-    zero = Affine.number(0, reader.rank)
-    pairs = [(at(part, zero), at(long[0], part.start - long[0].start)) for part in single]
+    pairs = [(at(part, zero(reader)), at(long[0], part.start - long[0].start)) for part in single]
     alike = all(one is not None and one == other for one, other in pairs)
     if not alike:
         return None
@@ -401,7 +400,7 @@ def _chosen_part(parts: Sequence[_Placed], place: Affine, at: _At, reader: Reade
     """The choice between the elements of all parts, by the place."""
     chosen: Number | None = None
     for part in reversed(parts):
-        own = at(part, Affine.number(0, reader.rank) if part.size.const == 1 else place - part.start)
+        own = at(part, zero(reader) if part.size.const == 1 else place - part.start)
         if own is None:
             return None
         behind = place - part.start - Affine.number(part.size, reader.rank)

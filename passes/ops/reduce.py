@@ -55,11 +55,10 @@ def axes_combined(node: ir.Node, rank: int, opset: int, known: Known) -> range |
     flattens = node.op_type in SOFTMAXES and opset < 13
     axis = int_attr(node, "axis", 1 if flattens else -1)
     if node.op_type == "CumSum":
-        given = known.content(input_of(node, 1))
-        content = given[0] if isinstance(given, tuple) and len(given) == 1 else given
-        if not isinstance(content, Dim) or content.const is None:
+        given = known.integer(input_of(node, 1))
+        if given is None or given.const is None:
             return None
-        axis = content.const
+        axis = given.const
     first = axis_in(axis, rank)
     if first is None:
         return None

@@ -653,6 +653,10 @@ class _Settled:
         """The elements of a small integer tensor."""
         return self.sharder.info.content(value)
 
+    def integer(self, value: ir.Value | None) -> Dim | None:
+        """The one element of a small integer tensor."""
+        return self.sharder.info.integer(value)
+
     def scalar(self, value: ir.Value | None) -> float | None:
         """The one element of a tensor."""
         return self.sharder.info.scalar(value)
