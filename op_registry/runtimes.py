@@ -26,6 +26,8 @@ GROUP_QUERY = "GroupQueryAttention"
 DOMAINS = {ATTENTION: "", MULTI_HEAD: "com.microsoft", GROUP_QUERY: "com.microsoft"}
 OPERATORS = {"onnx": (ATTENTION,), "contrib": (MULTI_HEAD, GROUP_QUERY)}
 """The operators of each target."""
+ALSO_CALLED = {"onnxruntime": "ort", "gpu": "cuda"}
+"""What people call runtimes, and the part of the names that they mean."""
 
 
 class Feature(Described):
@@ -107,7 +109,7 @@ class Runtime:
         """The runtime NAME or NAME=VERSION. Raises UnknownRuntime."""
         name, equals, version = text.partition("=")
         if name not in RUNTIMES:
-            meant = "ort" if name.lower() == "onnxruntime" else name
+            meant = ALSO_CALLED.get(name.lower(), name)
             raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(meant, RUNTIMES)}")
         if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
             raise UnknownRuntime(f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3")

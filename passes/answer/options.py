@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, get_args
 from fa_compiler import op_registry
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.op_registry.products import product
-from fa_compiler.op_registry.runtimes import RUNTIMES, Runtime
+from fa_compiler.op_registry.runtimes import ALSO_CALLED, RUNTIMES, Runtime
 from fa_compiler.passes.answer.option import told
 
 Target = Literal["ort", "ascend", "onnx", "contrib"]
@@ -292,7 +292,7 @@ class Options:
                 raise ValueError(f"{one!r} and {other!r} cannot both hold")
 
 
-_MEANT = {"npu": "ascend", "cann": "ascend", "atc": "ascend", "onnxruntime": "ort", "gpu": "cuda"}
+_MEANT = {"npu": "ascend", "cann": "ascend", "atc": "ascend", **ALSO_CALLED}
 """What people call targets and runtimes."""
 
 

@@ -51,6 +51,7 @@ def test_all_runtimes_of_a_model_without_attention(tmp_path: Path, capsys: pytes
 
 
 WRONG = {
+    "a runtime by its processor": (["--target", "onnx", "--runtime", "gpu"], "did you mean 'ort-cuda'?"),
     "a runtime of many kernels": (["--target", "onnx", "--runtime", "onnxruntime"], "did you mean one of ort-c"),
     "an unknown runtime": (["--target", "onnx", "--runtime", "ort-gpu"], "unknown runtime 'ort-gpu', did you mean"),
     "a word for several": (
