@@ -40,10 +40,6 @@ FUZZ := all --seconds 600
 SANITIZED_FUZZ := operators plan_bytes --seconds 300
 OLD_RUNTIMES := 1.20.1 1.23.2
 SWEEP_VENVS := $(VENV)-sweep $(VENV)-optimum $(VENV)-convert
-# Releases for Windows beside the newest one, where the whole suite runs, and what runs on them.
-WINDOWS_RUNTIMES := $(if $(WINDOWS),,1.20.1 1.23.2 1.26.0 1.28.0)
-WINDOWS_TESTS := tests/face/test_provider.py tests/face/test_plan.py tests/lowering/test_library.py tests/lowering/test_decode.py \
-	tests/lowering/test_flash_attention_score.py tests/lowering/test_linear.py
 PROVIDER_RUNTIMES := 1.23.2 1.24.4 1.25.1 1.26.0 1.27.0 1.28.0 1.29.0 1.30.0 1.31.1
 # Folders with ONNX Runtime's headers, besides those of the packages that make compat loads.
 HEADERS := $(wildcard /usr/include/onnxruntime)
@@ -93,8 +89,12 @@ wheels: $(VENV)-wheels/.wheels
 	$(VENV)-wheels/bin/python .ci/wheels/macos.py
 	PYTHON=$(VENV)-wheels/bin/python .ci/wheels/run_aarch64.sh build/wheels/*_aarch64.whl build/aarch64
 
-# The wheel is built first: what is compiled already is not compiled again.
 WINDOWS :=
+# Releases for Windows beside the newest one, where the whole suite runs, and what runs on them.
+WINDOWS_RUNTIMES := $(if $(WINDOWS),,1.20.1 1.23.2 1.26.0 1.28.0)
+WINDOWS_TESTS := tests/face/test_provider.py tests/face/test_plan.py tests/lowering/test_library.py tests/lowering/test_decode.py \
+	tests/lowering/test_flash_attention_score.py tests/lowering/test_linear.py
+# The wheel is built first: what is compiled already is not compiled again.
 windows: $(VENV)-wheels/.wheels build/hosts/.hosts
 	$(VENV)-wheels/bin/python .ci/wheels/build.py win_amd64
 	$(VENV)-wheels/bin/python -m tools.compat.windows --programs build/hosts/node_modules $(WINDOWS)
