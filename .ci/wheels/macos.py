@@ -1,7 +1,7 @@
 """Compiles and links the library for macOS on arm64, and examines it (`macos.py [ONNXRUNTIME.dylib]`).
 
-Nothing runs it: no machine of this kind is there. What can be known without one is that the sources compile, that the
-library exports its entry points, needs nothing but parts of the system, and no newer system than
+Nothing runs it: no machine of this kind is there. What can be known without one is that the sources compile, and that
+the library exports its entry points and needs nothing but parts of the system. It needs no newer system than
 ONNX Runtime's own library, which may be named; npm's onnxruntime-node has one. Zig has what it needs of Apple's headers
 and libraries. `make wheels` runs this.
 """

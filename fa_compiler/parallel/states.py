@@ -15,8 +15,8 @@ zeros stand behind the values, and the identity beside the zeros of the state.
     states       S0         S1 = M0 S0 + U0  S2 = M1 S1 + U1  ...         each rank computes all of them
     results      O0         O1               O2               O3          each rank computes its own, from S0 to S3
 
-Of N ranks, one sends (N - 1) c B H (Dk Dv + m) numbers of float32, where it has c chunks (1 or 2), and m is Dk Dk with
-a correction and else the number of the decays of a head. This does not grow with the sequence. A rank computes its
+Of N ranks, one sends (N - 1) c B H (Dk Dv + m) numbers of float32, where it has c chunks (1 or 2). With a correction m
+is Dk Dk, and else it is the number of the decays of a head. This does not grow with the sequence. A rank computes its
 tokens twice, with a correction the first time on states that are wider by Dk.
 
 A state or a factor that is not finite, or an infinite product, says more than sums of parts do: 0 times infinity. All

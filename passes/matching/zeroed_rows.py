@@ -16,9 +16,9 @@ the attention ends behind the Where, and the operators before and behind it no l
     kept :=
       3     a boolean tensor that holds exactly where the one mask leaves a score (guards.py)
 
-Sound because a row of the product is made of the same row of probabilities (a MatMul with the probabilities first, in
-the arrangement of the scores), and because the numbers of the mask are so low, -1e30 or -inf, that a masked key has no
-weight beside a kept one: to zero rows without a kept key is then to zero each masked probability. A sum of ones never
+Sound because a row of the product is made of the same row of probabilities: it is a MatMul with the probabilities
+first, in the arrangement of the scores. And the numbers of the mask are so low, -1e30 or -inf, that a masked key has no
+weight beside a kept one. So to zero rows without a kept key is to zero each masked probability. A sum of ones never
 rounds to less than 1.
 
 Refused, and left as it was: another condition; numbers that are not as low; dropout, sinks, factors on the result, a

@@ -5,9 +5,10 @@
     Concat(part, ..; axis)        its operands  its result
     Split(whole; axis) -> part    its results   its operand
 
-In both the parts lie in the whole in their order, one behind the other and without a gap. So one record, `Parts`, tells
-of both where an element comes from, which part of it a rank has, where a part begins, and that a Concat of all parts of
-a Split is the whole. A Concat of a single tensor, several times, is also a move (`Repeated`).
+In both the parts lie in the whole in their order, one behind the other and without a gap. So one record, `Parts`,
+serves both. It tells where an element comes from, which part of it a rank has, and where a part begins. It also tells
+that a Concat of all parts of a Split is the whole. A Concat of a single tensor, several times, is also a move
+(`Repeated`).
 """
 
 from __future__ import annotations
