@@ -60,15 +60,19 @@ class Parts:
         shape = known.shape(part)
         return None if shape is None or len(shape) <= self.axis else shape[self.axis]
 
+    def starts(self, known: Known) -> list[Dim | None]:
+        """Where each part begins in the whole; None behind a part of unknown size."""
+        start: Dim | None = Dim(0)
+        starts: list[Dim | None] = []
+        for part in self.parts:
+            starts.append(start)
+            size = self.size(part, known)
+            start = None if start is None or size is None else start + size
+        return starts
+
     def start(self, part: ir.Value, known: Known) -> Dim | None:
-        """Where a part begins in the whole; None where that is unknown."""
-        start = Dim(0)
-        for before in self.parts[: self.parts.index(part)]:
-            size = self.size(before, known)
-            if size is None:
-                return None
-            start = start + size
-        return start
+        """Where one part begins in the whole; None where that is unknown."""
+        return self.starts(known)[self.parts.index(part)]
 
     def with_elements(self, known: Known) -> list[ir.Value]:
         """The parts that may have elements."""

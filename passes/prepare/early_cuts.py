@@ -201,8 +201,8 @@ def _split_cuts(split: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     cut, cuts = split_of(split, info), list[_Cut]()
     if cut is None:
         return []
-    for part in cut.parts:
-        start, size = cut.start(part, info), cut.size(part, info)
+    for part, start in zip(cut.parts, cut.starts(info), strict=True):
+        size = cut.size(part, info)
         if start is None or size is None or start.const is None or size.const is None:
             return []
         cuts.append(_Cut(part, cut.axis, start.const, size.const))
