@@ -1,7 +1,7 @@
 """torch's dense masked and gathered formulations of the sparse operators: a helper process of sparse.py, in the
 interpreter that has torch.
 
-It answers as torch_peers.py says. The question for a case is
+It answers as peers.py says. The question for a case is
 
     {"case": name, "inputs": path, "selected": n, "scale": s, "threads": n, "bfloat16": flag}
 
