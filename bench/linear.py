@@ -2,6 +2,7 @@
 
     python -m bench.linear --tokens 1,8,256,1024,4096 --heads 16 --threads 1
     python -m bench.linear --rules gated,gated_delta --gates head,key --dtype bfloat16 --peer-python TORCH/bin/python
+    python -m bench.linear --rules gated_delta --gates head --layer --ggml LIBRARY --mnn-python MNN/bin/python
 
 The time is the processor time with one thread, so other work on the machine does not count; with more threads it is the
 elapsed time. The methods of a case run in turns, and the least time of each is shown, for one token and head.
@@ -11,6 +12,12 @@ elapsed time. The methods of a case run in turns, and the least time of each is 
     opset 27      those of ai.onnx, which ONNX Runtime expands to other operators
     transformers  the chunked code of transformers in torch, in the interpreter of --peer-python (linear_peers.py), for
                   more than a few tokens
+    ggml          ggml_gated_delta_net and ggml_ssm_conv of llama.cpp, from the shared library of --ggml
+                  (linear_ggml.py), in float32
+    MNN           LinearAttention of MNN, for a layer in float32, in the interpreter of --mnn-python (linear_mnn.py)
+
+A `layer` (--layer) is what stands between the products with the weights in a layer of Qwen3-Next: the convolution with
+SiLU, and behind it the gated delta rule with a gate for each head. Its states begin with zeros, as those of MNN do.
 
 The limit of several tokens is the time of the multiply-adds of the recurrence without its decay: 6 Dk Dv operations for
 each token and head with a correction, 4 Dk Dv without one, in float32, also where the processor multiplies bfloat16
@@ -23,9 +30,11 @@ Each result is compared with ours before it is timed.
 from __future__ import annotations
 
 import argparse
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,6 +60,8 @@ TOLERANCES = {"float32": TOLERANCE, "float16": 2.0**-9, "bfloat16": 2.0**-6}
 """The same by type for peers that round a result of 16 bits, and in bfloat16 other operands, too."""
 TIMEOUT = 600.0
 """Seconds in which a peer has to answer."""
+PEERS = {"FlashLinearAttention": "LinearAttention", "ShortConvolution": "CausalConvWithState"}
+"""The names of our operators in the other domains."""
 FEW = 8
 """From one token to this number the state bounds the time."""
 
@@ -61,13 +72,15 @@ Timed = Callable[[], float]
 
 @dataclass(frozen=True)
 class Case:
-    """Inputs and attributes of a call, and the operations and the bytes of its limit."""
+    """A model of one or more nodes and its inputs, and the operations and the bytes of its limit."""
 
     name: str
-    op_type: str
-    peer: str
+    nodes: Callable[[str], list[onnx.NodeProto]]
+    """With our operators, or those of another domain in their places."""
+    outputs: Sequence[str]
+    """The first one is compared."""
     inputs: Mapping[str, np.ndarray]
-    attrs: Mapping[str, Any]
+    heads: int
     units: int
     """Tokens times heads, or tokens times channels."""
     operations: float
@@ -75,35 +88,47 @@ class Case:
     """The bytes that are read and written, where these are the limit."""
 
 
+def node(
+    op_type: str, domain: str, inputs: Mapping[str, str], outputs: Sequence[str], attrs: Mapping[str, Any]
+) -> onnx.NodeProto:
+    """One of our operators, or the one of this domain in its place. The inputs are names of tensors by those of the
+    operator."""
+    names = [name or "" for name in place_inputs(get(op_type), inputs)]
+    return helper.make_node(op_type if domain == DOMAIN else PEERS[op_type], names, outputs, domain=domain, **attrs)
+
+
+def single(op_type: str, inputs: Mapping[str, np.ndarray], attrs: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a case of one operator that say what runs."""
+    names, outputs = {name: name for name in inputs}, get(op_type).output_names
+    return {
+        "nodes": lambda domain: [node(op_type, domain, names, outputs, attrs)],
+        "outputs": list(outputs),
+        "inputs": inputs,
+    }
+
+
 def session_of(case: Case, domain: str, threads: int) -> Run:
-    """A call of the operator in its own session, with bound inputs. It returns the first output."""
-    own = domain == DOMAIN
-    op_type = case.op_type if own else case.peer
-    placed = place_inputs(get(case.op_type), dict(case.inputs))
-    names = ["" if array is None else f"input_{place}" for place, array in enumerate(placed)]
-    outputs = list(get(case.op_type).output_names)
-    node = helper.make_node(op_type, names, outputs, domain=domain, **case.attrs)
-    arrays = {name: array for name, array in zip(names, placed, strict=True) if array is not None}
+    """A call of the model in its own session, with bound inputs. It returns the first output."""
     declared = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-        for name, array in arrays.items()
+        for name, array in case.inputs.items()
     ]
-    kind = helper.np_dtype_to_tensor_dtype(placed[0].dtype)
-    results = [helper.make_tensor_value_info(name, kind, None) for name in outputs]
+    results = [
+        helper.make_tensor_value_info(name, declared[0].type.tensor_type.elem_type, None) for name in case.outputs
+    ]
     opsets = [helper.make_opsetid("", 27)]
     if domain:
         opsets.append(helper.make_opsetid(domain, VERSION))
-    model = helper.make_model(
-        helper.make_graph([node], op_type, declared, results), opset_imports=opsets, ir_version=10
-    )
+    graph = helper.make_graph(case.nodes(domain), "case", declared, results)
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
-    if own:
+    if domain == DOMAIN:
         fa_compiler.register_custom_ops(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {name: ort_value(array) for name, array in arrays.items()}
-    return lambda: from_ort(session.run_with_ort_values(outputs, feeds)[0])
+    feeds = {name: ort_value(array) for name, array in case.inputs.items()}
+    return lambda: from_ort(session.run_with_ort_values(list(case.outputs), feeds)[0])
 
 
 def attention(rule: str, gate: str, tokens: int, options: argparse.Namespace) -> Case:
@@ -124,9 +149,20 @@ def attention(rule: str, gate: str, tokens: int, options: argparse.Namespace) ->
     inputs["past_state"] = rng.standard_normal((1, heads, size, size)).astype(dtype)
     attrs = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": rule}
     name = rule + (f", {gate}" if "decay" in inputs else "")
-    operations = (6.0 if "beta" in inputs else 4.0) * size * size * tokens * heads
-    moved = 2.0 * heads * size * size * dtype.itemsize if tokens <= FEW else 0.0
-    return Case(name, "FlashLinearAttention", "LinearAttention", inputs, attrs, tokens * heads, operations, moved)
+    return Case(
+        name, **single("FlashLinearAttention", inputs, attrs), **limit(tokens, options, 6 if "beta" in inputs else 4)
+    )
+
+
+def limit(tokens: int, options: argparse.Namespace, operations: int) -> dict[str, Any]:
+    """The fields of a case that say how fast it can be, with so many operations for each number of a state."""
+    state = options.heads * options.size**2
+    return {
+        "heads": options.heads,
+        "units": tokens * options.heads,
+        "operations": float(operations * state * tokens),
+        "moved": 2.0 * state * TYPES[options.dtype].itemsize if tokens <= FEW else 0.0,
+    }
 
 
 def convolution(tokens: int, options: argparse.Namespace) -> Case:
@@ -137,18 +173,48 @@ def convolution(tokens: int, options: argparse.Namespace) -> Case:
         "weight": rng.standard_normal((channels, 1, 4)).astype(dtype),
         "past_state": rng.standard_normal((1, channels, 3)).astype(dtype),
     }
+    made = single("ShortConvolution", inputs, {"activation": "silu"})
     moved = 2.0 * channels * tokens * dtype.itemsize
-    units = tokens * channels
-    return Case(
-        "convolution", "ShortConvolution", "CausalConvWithState", inputs, {"activation": "silu"}, units, 0, moved
-    )
+    return Case("convolution", **made, heads=options.heads, units=tokens * channels, operations=0, moved=moved)
 
 
-def methods(case: Case, threads: int, server: Server | None) -> dict[str, Timed]:
+def layer(tokens: int, options: argparse.Namespace) -> Case:
+    """The convolution, and the gated delta rule of what it makes. The weights keep the keys about as long as 1."""
+    rng, heads, size, dtype = np.random.default_rng(0), options.heads, options.size, TYPES[options.dtype]
+    channels = heads * size
+    weight = rng.standard_normal((3, channels, 1, 4))
+    weight[1] /= np.sqrt(size)
+    inputs = {
+        "input": rng.standard_normal((1, 3 * channels, tokens)),
+        "weight": weight.reshape(-1, 1, 4),
+        "columns": np.zeros((1, 3 * channels, 3)),
+        "decay": -np.exp(rng.standard_normal((1, tokens, heads)) - 2),
+        "beta": rng.uniform(0, 1, (1, tokens, heads)),
+        "past_state": np.zeros((1, heads, size, size)),
+    }
+    attrs = {"q_num_heads": heads, "kv_num_heads": heads, "update_rule": "gated_delta"}
+    parts = ["query", "key", "value"]
+
+    def nodes(domain: str) -> list[onnx.NodeProto]:
+        given = {"input": "input", "weight": "weight", "past_state": "columns"}
+        operands = {name: name for name in [*parts, "decay", "beta", "past_state"]}
+        return [
+            node("ShortConvolution", domain, given, ["mixed", "present_columns"], {"activation": "silu"}),
+            helper.make_node("Transpose", ["mixed"], ["rows"], perm=[0, 2, 1]),
+            helper.make_node("Split", ["rows"], parts, axis=2, num_outputs=3),
+            node("FlashLinearAttention", domain, operands, ["output", "present_state"], attrs),
+        ]
+
+    outputs = ["output", "present_state", "present_columns"]
+    typed = {name: array.astype(dtype) for name, array in inputs.items()}
+    return Case("layer", nodes, outputs, typed, **limit(tokens, options, 6))
+
+
+def methods(case: Case, threads: int, servers: Sequence[Server]) -> dict[str, Timed]:
     """The methods that take the case, each with its result compared with ours."""
     ours = session_of(case, DOMAIN, threads)
     made, expected = {"ours": timed(ours, threads)}, ours()
-    if server is not None and case.operations and not case.moved:
+    for server in servers:
         made |= peers(case, threads, server, expected.astype(np.float32))
     if case.inputs[next(iter(case.inputs))].dtype != np.float32:
         return made
@@ -171,10 +237,11 @@ def check(case: Case, name: str, found: np.ndarray, expected: np.ndarray, tolera
 
 
 def peers(case: Case, threads: int, server: Server, expected: np.ndarray) -> dict[str, Timed]:
-    """The methods of another interpreter, each with its result compared with ours."""
+    """The methods of another process, each with its result compared with ours."""
     rule, _, gate = case.name.partition(", ")
-    dtype = str(case.inputs["query"].dtype)
-    question = {"case": rule, "gate": gate, "heads": case.attrs["q_num_heads"], "threads": threads, "type": dtype}
+    dtype = str(next(iter(case.inputs.values())).dtype)
+    question = {"case": rule, "gate": gate, "heads": case.heads, "threads": threads, "type": dtype}
+    question["few"] = case.units <= FEW * case.heads
     made: dict[str, Timed] = {}
     with tempfile.TemporaryDirectory() as name:
         inputs, result = Path(name) / "inputs.npz", Path(name) / "result.npy"
@@ -186,9 +253,9 @@ def peers(case: Case, threads: int, server: Server, expected: np.ndarray) -> dic
     return made
 
 
-def measure(case: Case, threads: int, seconds: float, server: Server | None = None) -> dict[str, float]:
+def measure(case: Case, threads: int, seconds: float, servers: Sequence[Server] = ()) -> dict[str, float]:
     """The least time of each method in seconds. They run in turns for so many seconds."""
-    return least(methods(case, threads, server), seconds)
+    return least(methods(case, threads, servers), seconds)
 
 
 def timed(run: Callable[[], Any], threads: int) -> Timed:
@@ -229,6 +296,18 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[int, Case]]:
                 yield tokens, attention(rule, gate, tokens, options)
         if options.convolution:
             yield tokens, convolution(tokens, options)
+        if options.layer:
+            yield tokens, layer(tokens, options)
+
+
+def helpers(options: argparse.Namespace) -> Iterator[list[str]]:
+    """The commands of the helper processes that the command line selects."""
+    if options.peer_python:
+        yield module(options.peer_python, "bench.linear_peers")
+    if options.ggml:
+        yield module(sys.executable, "bench.linear_ggml", options.ggml)
+    if options.mnn_python:
+        yield module(options.mnn_python, "bench.linear_mnn")
 
 
 def main() -> None:
@@ -248,15 +327,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each case")
     parser.add_argument("--peer-python", metavar="PYTHON", help="an interpreter that has torch and transformers")
     parser.add_argument("--convolution", action="store_true", help="measure the short convolution, too")
+    parser.add_argument("--layer", action="store_true", help="measure the convolution and the rule behind it, too")
+    parser.add_argument("--ggml", metavar="LIBRARY", help="a shared library of ggml (linear_ggml.py)")
+    parser.add_argument("--mnn-python", metavar="PYTHON", help="an interpreter that has MNN")
     options = parser.parse_args()
     print(f"{'threads':>7}  {'tokens':>6}  {'case':20}  {'method':12}  ns a token and head  of the limit  times ours")
-    helper = module(options.peer_python or "", "bench.linear_peers")
-    with tempfile.TemporaryDirectory() as folder, Server(helper, TIMEOUT) as running:
-        machine, server = Machine.compile(Path(folder)), running if options.peer_python else None
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        machine = Machine.compile(Path(folder))
+        servers = [stack.enter_context(Server(command, TIMEOUT)) for command in helpers(options)]
         for threads in options.threads:
             rate = max(multiply_adds(machine, threads) for _ in range(5))
             for tokens, case in cases(options):
-                measured = measure(case, threads, options.seconds, server)
+                measured = measure(case, threads, options.seconds, servers)
                 least = reading(machine, case.moved, threads) if case.moved else case.operations / rate
                 for method, seconds in measured.items():
                     print(

@@ -1,12 +1,13 @@
 """transformers' chunked code of linear attention in torch: a helper process of linear.py, in the interpreter that has
 torch and transformers.
 
-It answers as torch_peers.py says. The question for a case is
+It answers as peers.py says. The question for a case is
 
-    {"case": "gated" or "gated_delta", "gate": "head" or "key", "inputs": path, "heads": n, "threads": n, "type": name}
+    {"case": name, "gate": "head" or "key", "few": flag, "inputs": path, "heads": n, "threads": n, "type": name}
 
-The inputs are an .npz of float32, as FlashLinearAttention takes them; they are converted before any run. The code
-computes in float32, whatever their type is. There is none for a decay for each key dimension without a correction.
+There are peers of the cases "gated" and "gated_delta", if the tokens are not few. The inputs are an .npz of float32, as
+FlashLinearAttention takes them; they are converted before any run. The code computes in float32, whatever their type
+is. There is none for a decay for each key dimension without a correction.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def state_space(given: dict[str, Tensor]) -> Run:
 
 def prepared(question: dict[str, Any]) -> dict[str, Run]:
     """The peer of a case, if there is one."""
+    if question["few"] or question["case"] not in ("gated", "gated_delta"):
+        return {}
     with np.load(question["inputs"]) as file:
         given = {name: torch.from_numpy(file[name]).to(getattr(torch, question["type"])) for name in file}
     for name in given.keys() - {"past_state"}:
