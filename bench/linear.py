@@ -16,14 +16,14 @@ elapsed time. The methods of a case run in turns, and the least time of each is 
                   (linear_ggml.py), in float32
     MNN           LinearAttention of MNN, for a layer in float32, in the interpreter of --mnn-python (linear_mnn.py)
 
-A `layer` (--layer) is what stands between the products with the weights in a layer of Qwen3-Next: the convolution with
-SiLU, and behind it the gated delta rule with a gate for each head. Its states begin with zeros, as those of MNN do.
+A `layer` (--layer) is a part of one of Qwen3-Next: the convolution with SiLU, and behind it the gated delta rule with a
+gate for each head. Its states begin with zeros, as those of MNN do.
 
 The limit of several tokens is the time of the multiply-adds of the recurrence without its decay: 6 Dk Dv operations for
 each token and head with a correction, 4 Dk Dv without one, in float32, also where the processor multiplies bfloat16
-faster. A chunked method needs more operations than that, 111,000 instead of 98,000 for 128 x 128 numbers in our chunks
-of 24 tokens. The limit of one token is the
-time of reading and writing the state once, and that of the convolution of reading the input and writing the result.
+faster. That of a layer leaves its convolution out. A chunked method needs more operations than that, 111,000 instead of
+98,000 for 128 x 128 numbers in our chunks of 24 tokens. The limit of one token is the time of reading and writing the
+state once, and that of the convolution of reading the input and writing the result.
 Each result is compared with ours before it is timed.
 """
 
