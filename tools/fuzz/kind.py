@@ -25,6 +25,7 @@ GROUPS = {
             "linear_plain",
             "mask_plans",
             "mutate",
+            "positions",
             "quantised",
             "ready_made",
         ),
