@@ -27,12 +27,12 @@ S, T = Dim.symbol("S"), Dim.symbol("T")
 SIZES = [(1, 1), (2, 3), (3, 2), (4, 4), (1, 4), (4, 1), (3, 5)]
 
 
-def test_what_is_read_of_each_element_is_what_a_run_gives() -> None:
-    """Programs of the search (tools/fuzz/kinds/positions.py)."""
-    kind = load("positions")
+def test_what_is_proven_of_each_value_holds_in_runs() -> None:
+    """Programs of the search (tools/fuzz/kinds/facts.py)."""
+    kind = load("facts")
     outcomes = [kind.check(seed) for seed in range(examples(150))]
     assert [outcome.finding for outcome in outcomes if outcome.finding is not None] == []
-    assert sum(outcome.word == "read" for outcome in outcomes) > 100
+    assert sum(outcome.word == "held" for outcome in outcomes) > 100
 
 
 FACTORS: list[list[str | int]] = [["S", 2, 3, "T"], ["S", 3, 2], [2, "S", 3], [4, 1, "T", 2], ["S", 2, "T", 2]]

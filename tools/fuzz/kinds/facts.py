@@ -1,15 +1,20 @@
-"""What tensors hold at each position, as the matcher reads it, compared with a run.
+"""What the matcher proves of each value of a model, compared with runs.
 
 A program computes vectors and matrices of integers, floats and truth values from positions, sizes, constants and
-inputs. `passes/values/positions.py` reads each of them as a formula over its indices. The formula has to give every
-element that a run gives, for all sizes at which ONNX Runtime runs the program.
+inputs, which hold NaN and infinities, too. For each value of it and for all sizes at which ONNX Runtime runs it,
+
+    the shape and the content     are those of the run (values/shapes.py)
+    the formula                   gives every element (values/positions.py)
+    the set and the bounds        contain every element (values/value_sets.py, values/bounds.py)
+    a dimension along which the   has equal elements (masks/narrow.py)
+    value is constant
 """
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,20 +35,38 @@ from fa_compiler.passes.algebra.formula import (
     IndexLessThanElement,
     Some,
 )
-from fa_compiler.passes.values.positions import Positions
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.answer.options import Options
+from fa_compiler.passes.masks.narrow import is_constant_along
+from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import analyse
 from tools.fuzz.difference import Array, session
 from tools.fuzz.kind import Finding, Kind, Outcome
 
 SIZES = ((1, 1), (2, 3), (3, 2), (4, 4), (1, 4), (4, 1), (3, 5))
 """S and T of the runs."""
-INT, SHORT, FLOAT, BOOL = TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.BOOL
-NUMBERS = (INT, INT, INT, SHORT, FLOAT)
+INT, SHORT, FLOAT, HALF, BOOL = (
+    *(TensorProto.INT64, TensorProto.INT32, TensorProto.FLOAT, TensorProto.FLOAT16),
+    TensorProto.BOOL,
+)
+NUMBERS = (INT, INT, INT, SHORT, FLOAT, FLOAT, HALF)
+FLOATS = (FLOAT, HALF)
 COMPARISONS = ("Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Equal")
+OF_FLOATS = (
+    *("Abs", "Neg", "Exp", "Log", "Sqrt", "Reciprocal", "Sigmoid", "Tanh", "Relu", "Softplus", "Sin", "Cos", "Erf"),
+    *("Floor", "Ceil", "Round", "Sign", "Elu", "Selu", "Gelu", "HardSigmoid", "LeakyRelu", "Softsign", "Atan"),
+)
+"""Operators with one operand, most of which bound their numbers."""
+ODD = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -65504.0, 1e38, 1e-40)
+"""What the given floats hold."""
 
 Length = tuple[str, int]
 """The length of a dimension: S, T or nothing, and a number that is added."""
 S, T, ONE = ("S", 0), ("T", 0), ("", 1)
+Sizes = Mapping[str, int]
+Run = Mapping[str, Array]
+Claim = tuple[str, str, Callable[[Array, Sizes, Run], bool]]
+"""What is said of a value: by which analysis, in words, and whether it is true of what a run gives."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +78,7 @@ class Tensor:
     shape: tuple[Length, ...]
 
 
-class Positional(Kind):
+class ProvenFacts(Kind):
     """One program, all of its values."""
 
     innocent = ("results_of",)
@@ -63,34 +86,25 @@ class Positional(Kind):
     def check(self, seed: int) -> Outcome:
         program = Program(random.Random(seed))
         proto = program.proto()
-        read = dict(_read(ir.from_proto(proto), {tensor.name for tensor in program.made}))
-        if not read:
-            return Outcome("unread")
+        claims = dict(_claims(ir.from_proto(proto), {tensor.name for tensor in program.made}))
+        word = "no run"
         for sizes, run in results_of(proto, seed):
-            for name, what in read.items():
-                place = _wrong_place(what, run[name], sizes, run) if name in run else None
-                if place is not None:
-                    title, detail = _described(proto, name, what, place, sizes, run)
-                    return Outcome("read", Finding(title, detail, proto.SerializeToString()))
-        return Outcome("read")
+            word = "held"
+            for name, of_value in claims.items():
+                for analysis, words, is_true in of_value:
+                    if not is_true(run[name], sizes, run):
+                        return Outcome(word, _finding(proto, name, f"{analysis}: {words}", sizes, run))
+        return Outcome(word)
 
 
-def _read(model: ir.Model, names: set[str]) -> Iterable[tuple[str, Formula | Number]]:
-    """What is known of each value of these names; not of those that are read as they are."""
-    info = analyse(model)
-    for value in (output for node in model.graph for output in node.outputs):
-        shape = info.shape(value)
-        if value.name not in names or shape is None:
-            continue
-        positions = Positions(info, shape)
-        index = positions.identity_index
-        is_truth = info.dtype(value) == ir.DataType.BOOL
-        what = positions.truth(value, index) if is_truth else positions.number(value, index)
-        if what is not None and not isinstance(what, BooleanTensor):
-            yield value.name, what
+def _finding(proto: onnx.ModelProto, name: str, words: str, sizes: Sizes, run: Run) -> Finding:
+    maker = next(node for node in proto.graph.node if name in node.output)
+    analysis = words.partition(":")[0]
+    detail = f"{name} at {dict(sizes)}\n{run[name]}\n{words}\n{onnx.printer.to_text(proto)}"
+    return Finding(f"a wrong {analysis} of {maker.op_type}", detail, proto.SerializeToString())
 
 
-def results_of(proto: onnx.ModelProto, seed: int) -> Iterable[tuple[Mapping[str, int], Mapping[str, Array]]]:
+def results_of(proto: onnx.ModelProto, seed: int) -> Iterator[tuple[Sizes, Run]]:
     """The sizes and all values of the runs that succeed."""
     try:
         made = session(proto, custom=False)
@@ -102,10 +116,10 @@ def results_of(proto: onnx.ModelProto, seed: int) -> Iterable[tuple[Mapping[str,
         random_ = np.random.default_rng((seed, s, t))
         feeds: dict[str, Array] = {
             "grid": np.zeros((s, t), np.float32),
-            "nothing": np.zeros((s, t), np.bool_),
             "flags": random_.random((s, t)) < 0.5,
             "rows": random_.integers(-1, 4, (s, 1)),
             "columns": random_.integers(-1, 4, (1, t)),
+            "odd": random_.choice(np.array(ODD, np.float32), (s, t)),
         }
         try:
             results = made.run(None, feeds)
@@ -114,28 +128,103 @@ def results_of(proto: onnx.ModelProto, seed: int) -> Iterable[tuple[Mapping[str,
         yield {"S": s, "T": t}, constants | feeds | dict(zip(names, results, strict=True))
 
 
-def _wrong_place(
-    what: Formula | Number, wanted: Array, sizes: Mapping[str, int], run: Mapping[str, Array]
-) -> tuple[int, ...] | None:
-    """The first element that is not what was read; None where all are."""
+# -- claims -----------------------------------------------------------------------------------------
+
+
+def _claims(model: ir.Model, names: set[str]) -> Iterable[tuple[str, list[Claim]]]:
+    """What is said of each value of these names."""
+    facts = Facts.of(analyse(model), Options())
+    for value in (output for node in model.graph for output in node.outputs):
+        if value.name in names:
+            yield value.name, [claim for of in CLAIMS for claim in of(value, facts)]
+
+
+def _of_shape(value: ir.Value, facts: Facts) -> Iterator[Claim]:
+    shape = facts.info.shape(value)
+    if shape is not None:
+        yield "shape", str(list(map(str, shape))), lambda array, sizes, _: _agree(shape, array.shape, sizes)
+
+
+def _of_content(value: ir.Value, facts: Facts) -> Iterator[Claim]:
+    content = facts.info.fact(value).content
+    if content is not None:
+        yield (
+            "content",
+            str(content),
+            lambda array, sizes, _: array.shape == content.shape and _agree(content.flat, array.flat, sizes),
+        )
+
+
+def _agree(known: Iterable[object], given: Iterable[Any], sizes: Sizes) -> bool:
+    """Are the numbers that are known those of a run?"""
+    pairs = list(zip(known, given, strict=False))
+    return all(
+        own is None or own == other or own != own for own, other in ((_evaluated(a, sizes), b) for a, b in pairs)
+    )
+
+
+def _evaluated(number: Any, sizes: Sizes) -> Any:
+    """A number, with these sizes; None where it depends on others."""
+    return number.evaluate(dict(sizes)) if isinstance(number, Dim) else number
+
+
+def _of_formula(value: ir.Value, facts: Facts) -> Iterator[Claim]:
+    """A value that is read as it is says nothing."""
+    shape = facts.info.shape(value)
+    if shape is None:
+        return
+    positions = facts.positions(shape)
+    index = positions.identity_index
+    is_truth = facts.info.dtype(value) == ir.DataType.BOOL
+    what = positions.truth(value, index) if is_truth else positions.number(value, index)
+    if what is not None and not isinstance(what, BooleanTensor):
+        yield "formula", str(what), lambda array, sizes, run: _gives(what, array, sizes, run)
+
+
+def _of_set(value: ir.Value, facts: Facts) -> Iterator[Claim]:
+    numbers = facts.sets.of(value)
+    if numbers is not None:
+        yield "set", str(sorted(numbers)), lambda array, *_: all(float(number) in numbers for number in array.flat)
+
+
+def _of_bounds(value: ir.Value, facts: Facts) -> Iterator[Claim]:
+    always, unless_nan = facts.bounds.always(value), facts.bounds.unless_nan(value)
+    if always is not None:
+        yield "bound", str(always), lambda array, *_: not np.isnan(array.astype(np.float64)).any()
+    if unless_nan is not None:
+        low, high = unless_nan
+        yield (
+            "bound",
+            str(unless_nan),
+            lambda array, *_: not ((array.astype(np.float64) < low) | (array.astype(np.float64) > high)).any(),
+        )
+
+
+def _of_dimensions(value: ir.Value, facts: Facts) -> Iterator[Claim]:
+    for axis, size in enumerate(facts.info.shape(value) or ()):
+        if size != Dim(1) and is_constant_along(value, axis, facts.info):
+            yield "constant dimension", str(axis), lambda array, *_, axis=axis: _is_constant(array, axis)
+
+
+def _is_constant(array: Array, axis: int) -> bool:
+    if not array.size:
+        return True
+    return np.array_equal(array, np.broadcast_to(array.take([0], axis), array.shape), equal_nan=array.dtype.kind == "f")
+
+
+CLAIMS: Sequence[Callable[[ir.Value, Facts], Iterator[Claim]]] = (
+    *(_of_shape, _of_content, _of_formula, _of_set, _of_bounds),
+    _of_dimensions,
+)
+
+
+def _gives(what: Formula | Number, wanted: Array, sizes: Sizes, run: Run) -> bool:
+    """Does a formula give every element?"""
     for place in itertools.product(*map(range, wanted.shape)):
         own = number_at(what, place, sizes, run) if is_number(what) else holds(what, place, sizes, run)
         if own != wanted[place]:
-            return place
-    return None
-
-
-def _described(
-    proto: onnx.ModelProto,
-    name: str,
-    what: Formula | Number,
-    place: tuple[int, ...],
-    sizes: Mapping[str, int],
-    run: Mapping[str, Array],
-) -> tuple[str, str]:
-    maker = next(node for node in proto.graph.node if name in node.output)
-    detail = f"{name} at {place} of {dict(sizes)} is {run[name][place]}, and was read as\n{what}\n"
-    return f"a wrong element of {maker.op_type}", detail + onnx.printer.to_text(proto)
+            return False
+    return True
 
 
 # -- formulas ---------------------------------------------------------------------------------------
@@ -146,7 +235,7 @@ def is_number(what: Formula | Number) -> bool:
     return isinstance(what, float | Affine | Case)
 
 
-def number_at(number: Any, index: Sequence[int], sizes: Mapping[str, int], run: Mapping[str, Array]) -> float:
+def number_at(number: Any, index: Sequence[int], sizes: Sizes, run: Run) -> float:
     """The number at an index."""
     match number:
         case Case(condition, chosen, other):
@@ -156,14 +245,14 @@ def number_at(number: Any, index: Sequence[int], sizes: Mapping[str, int], run: 
     return float(number)
 
 
-def place_at(affine: Affine, index: Sequence[int], sizes: Mapping[str, int]) -> int:
+def place_at(affine: Affine, index: Sequence[int], sizes: Sizes) -> int:
     """The integer at an index."""
     offset = affine.offset.evaluate(sizes)
     assert offset is not None
     return offset + sum(step * own for step, own in zip(affine.steps, index, strict=True))
 
 
-def holds(formula: Any, index: Sequence[int], sizes: Mapping[str, int], run: Mapping[str, Array]) -> bool:
+def holds(formula: Any, index: Sequence[int], sizes: Sizes, run: Run) -> bool:
     """Does a formula hold at an index, in a run with these values?"""
 
     def element(value: ir.Value, places: tuple[Affine, ...]) -> int:
@@ -207,7 +296,7 @@ class Program:
         shape = self._op("Shape", "grid")
         for place, letter in enumerate("ST"):
             self.sizes[letter] = self._op("Gather", shape, self._const(place))
-        given = (("rows", INT, (S, ONE)), ("columns", INT, (ONE, T)), ("flags", BOOL, (S, T)))
+        given = (("rows", INT, (S, ONE)), ("columns", INT, (ONE, T)), ("flags", BOOL, (S, T)), ("odd", FLOAT, (S, T)))
         self.made = [Tensor(*words) for words in given]
         for length in (S, T):
             line = self._kept(self._line(length), INT, (length,))
@@ -220,10 +309,10 @@ class Program:
         """The model, every value of which is an output."""
         inputs = [
             helper.make_tensor_value_info("grid", FLOAT, ["S", "T"]),
-            helper.make_tensor_value_info("nothing", BOOL, ["S", "T"]),
             helper.make_tensor_value_info("flags", BOOL, ["S", "T"]),
             helper.make_tensor_value_info("rows", INT, ["S", 1]),
             helper.make_tensor_value_info("columns", INT, [1, "T"]),
+            helper.make_tensor_value_info("odd", FLOAT, ["S", "T"]),
         ]
         outputs = [onnx.ValueInfoProto(name=name) for node in self.nodes for name in node.output]
         graph = helper.make_graph(self.nodes, "positions", inputs, outputs, self.constants)
@@ -235,7 +324,8 @@ class Program:
         return name
 
     def _const(self, number: Any, dtype: Any = np.int64) -> str:
-        tensor = numpy_helper.from_array(np.array(number, dtype), f"c{len(self.constants)}")
+        with np.errstate(over="ignore"):
+            tensor = numpy_helper.from_array(np.array(number, dtype), f"c{len(self.constants)}")
         self.constants.append(tensor)
         return tensor.name
 
@@ -365,6 +455,55 @@ class Program:
     def step_signed(self) -> None:
         if (one := self._number()) is not None:
             self._kept(self._op(self.rng.choice(["Neg", "Abs"]), one.name), one.dtype, one.shape)
+
+    def step_of_floats(self) -> None:
+        one = self._one(lambda tensor: tensor.dtype in FLOATS)
+        if one is not None:
+            self._kept(self._op(self.rng.choice(OF_FLOATS), one.name), one.dtype, one.shape)
+
+    def step_clipped(self) -> None:
+        one = self._one(lambda tensor: tensor.dtype in FLOATS)
+        if one is not None:
+            kind = helper.tensor_dtype_to_np_dtype(one.dtype)
+            ends = [self._const(end, kind) for end in self.rng.choice([(-1, 1), (0, 3), (-1e4, 0), (-np.inf, np.inf)])]
+            if self.rng.random() < 0.3:
+                ends[self.rng.randrange(2)] = ""
+            self._kept(self._op("Clip", one.name, *ends), one.dtype, one.shape)
+
+    def step_scaled(self) -> None:
+        one = self._one(lambda tensor: tensor.dtype in FLOATS)
+        if one is not None:
+            number = self._const(
+                self.rng.choice([0, 1, 2, 0.5, -1e4, 3e38, -np.inf]), helper.tensor_dtype_to_np_dtype(one.dtype)
+            )
+            pair = (one.name, number) if self.rng.random() < 0.6 else (number, one.name)
+            op = self.rng.choice(["Add", "Sub", "Mul", "Div", "Min", "Max", "Pow"])
+            self._kept(self._op(op, *pair), one.dtype, one.shape)
+
+    def step_softmax(self) -> None:
+        one = self._one(lambda tensor: tensor.dtype in FLOATS and bool(tensor.shape))
+        if one is not None:
+            self._kept(self._op("Softmax", one.name, axis=self.rng.choice([0, -1])), one.dtype, one.shape)
+
+    def step_reduced(self) -> None:
+        one = self._one(lambda tensor: tensor.dtype != BOOL and bool(tensor.shape))
+        if one is not None:
+            axis = self.rng.randrange(len(one.shape))
+            op = self.rng.choice(["ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin"])
+            name = self._op(op, one.name, self._const([axis]), keepdims=1)
+            self._kept(name, one.dtype, (*one.shape[:axis], ONE, *one.shape[axis + 1 :]))
+
+    def step_asked(self) -> None:
+        one = self._one(lambda tensor: tensor.dtype in FLOATS)
+        if one is not None:
+            self._kept(self._op(self.rng.choice(["IsNaN", "IsInf"]), one.name), BOOL, one.shape)
+
+    def step_taken_one_by_one(self) -> None:
+        one = self._one(lambda tensor: bool(tensor.shape))
+        places = None if one is None else self._number(one.shape, INT)
+        if one is not None and places is not None:
+            axis = self.rng.randrange(len(one.shape))
+            self._kept(self._op("GatherElements", one.name, places.name, axis=axis), one.dtype, one.shape)
 
     def step_compared(self) -> None:
         if (pair := self._pair()) is not None:
@@ -512,7 +651,7 @@ class Program:
         return self.sizes["T"], self.sizes["S"]
 
     def step_padded(self) -> None:
-        one = self._one(lambda tensor: bool(tensor.shape) and tensor.dtype in (INT, SHORT, FLOAT))
+        one = self._one(lambda tensor: bool(tensor.shape) and tensor.dtype in NUMBERS)
         if one is None:
             return
         axis, before, after = self.rng.randrange(len(one.shape)), self.rng.choice([0, 1]), self.rng.choice([0, 1, 2])
