@@ -60,6 +60,8 @@ OF_FLOATS = (
 ODD = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 3.0, -65504.0, 1e38, 1e-40)
 """What the given floats hold."""
 
+MOST_DIMENSIONS = 4
+
 Length = tuple[str, int]
 """The length of a dimension: S, T or nothing, and a number that is added."""
 S, T, ONE = ("S", 0), ("T", 0), ("", 1)
@@ -207,9 +209,14 @@ def _of_dimensions(value: ir.Value, facts: Facts) -> Iterator[Claim]:
 
 
 def _is_constant(array: Array, axis: int) -> bool:
+    """Are all elements along an axis equal? Kernels may compute the last elements of an array by other instructions, so
+    the last bits of floats may differ."""
     if not array.size:
         return True
-    return np.array_equal(array, np.broadcast_to(array.take([0], axis), array.shape), equal_nan=array.dtype.kind == "f")
+    first = np.broadcast_to(array.take([0], axis), array.shape)
+    if array.dtype.kind != "f":
+        return np.array_equal(array, first)
+    return np.allclose(array, first, rtol=4 * float(np.finfo(array.dtype).eps), atol=0.0, equal_nan=True)
 
 
 CLAIMS: Sequence[Callable[[ir.Value, Facts], Iterator[Claim]]] = (
@@ -363,12 +370,6 @@ class Program:
                 and (dtype is None or tensor.dtype == dtype)
             )
         )
-
-    def _vector(self) -> Tensor | None:
-        return self._one(lambda tensor: len(tensor.shape) == 1)
-
-    def _matrix(self, whole: bool = False) -> Tensor | None:
-        return self._one(lambda tensor: len(tensor.shape) == 2 and (not whole or ONE not in tensor.shape))
 
     def _lifted(self, vector: Tensor) -> Tensor:
         """A vector as a column where it has the length S, else as a row."""
@@ -609,11 +610,11 @@ class Program:
             self._kept(taken, one.dtype, (*beside[0], *places.shape, *beside[1]))
 
     def step_lifted(self) -> None:
-        vector = self._one(lambda tensor: len(tensor.shape) == 1)
-        if vector is not None:
-            axis = self.rng.randrange(2)
-            shape = (ONE, vector.shape[0]) if axis == 0 else (vector.shape[0], ONE)
-            self._kept(self._op("Unsqueeze", vector.name, self._const([axis])), vector.dtype, shape)
+        one = self._one(lambda tensor: len(tensor.shape) < MOST_DIMENSIONS)
+        if one is not None:
+            axis = self.rng.randint(0, len(one.shape))
+            shape = (*one.shape[:axis], ONE, *one.shape[axis:])
+            self._kept(self._op("Unsqueeze", one.name, self._const([axis])), one.dtype, shape)
 
     def step_lowered(self) -> None:
         one = self._one(lambda tensor: ONE in tensor.shape)
@@ -636,11 +637,59 @@ class Program:
             self._kept(self._op("Tile", one.name, self._extent(times)), one.dtype, shape)
 
     def step_transposed(self) -> None:
-        if (one := self._matrix()) is not None:
-            self._kept(self._op("Transpose", one.name, perm=[1, 0]), one.dtype, one.shape[::-1])
+        one = self._one(lambda tensor: len(tensor.shape) > 1)
+        if one is not None:
+            perm = self.rng.sample(range(len(one.shape)), len(one.shape))
+            shape = tuple(one.shape[axis] for axis in perm)
+            self._kept(self._op("Transpose", one.name, perm=perm), one.dtype, shape)
+
+    def step_parted(self) -> None:
+        """Both parts of a Split into parts of known sizes."""
+        one = self._one(lambda tensor: any(not letter and size > 1 for letter, size in tensor.shape))
+        if one is None:
+            return
+        axis = next(axis for axis, (letter, size) in enumerate(one.shape) if not letter and size > 1)
+        first = self.rng.randint(1, one.shape[axis][1] - 1)
+        sizes = (first, one.shape[axis][1] - first)
+        name = self._op("Split", one.name, self._const(sizes), axis=axis)
+        self.nodes[-1].output.append(f"{name}_1")
+        for part, size in zip((name, f"{name}_1"), sizes, strict=True):
+            self._kept(part, one.dtype, (*one.shape[:axis], ("", size), *one.shape[axis + 1 :]))
+
+    def step_put(self) -> None:
+        """A tensor with some elements of another one of its shape, at places along an axis."""
+        one = self._one(lambda tensor: bool(tensor.shape))
+        if one is None:
+            return
+        places = self._number(one.shape, INT)
+        other = self._one(lambda tensor: tensor.shape == one.shape and tensor.dtype == one.dtype)
+        if places is not None and other is not None:
+            axis = self.rng.randrange(len(one.shape))
+            name = self._op("ScatterElements", one.name, places.name, other.name, axis=axis)
+            self._kept(name, one.dtype, one.shape)
+
+    def step_taken_at_places(self) -> None:
+        """The rows of a tensor at the places of a column."""
+        one = self._one(lambda tensor: bool(tensor.shape))
+        places = self._one(lambda tensor: tensor.dtype == INT and len(tensor.shape) == 2 and tensor.shape[1] == ONE)
+        if one is not None and places is not None:
+            name = self._op("GatherND", one.name, places.name)
+            self._kept(name, one.dtype, (places.shape[0], *one.shape[1:]))
+
+    def step_repeated(self) -> None:
+        """The last element of an axis once or twice more, or the first one."""
+        one = self._one(lambda tensor: bool(tensor.shape) and tensor.dtype in NUMBERS)
+        if one is None:
+            return
+        axis, pads = self.rng.randrange(len(one.shape)), [0] * 2 * len(one.shape)
+        pads[axis], pads[axis + len(one.shape)] = self.rng.choice([(0, 1), (0, 2), (1, 0)])
+        letter, added = one.shape[axis]
+        name = self._op("Pad", one.name, self._const(pads), mode=self.rng.choice(["edge", "edge", "wrap"]))
+        self._kept(name, one.dtype, (*one.shape[:axis], (letter, added + sum(pads)), *one.shape[axis + 1 :]))
 
     def step_triangle(self) -> None:
-        if (one := self._matrix()) is not None:
+        one = self._one(lambda tensor: len(tensor.shape) > 1)
+        if one is not None:
             offset = self.rng.choice(
                 [self._const(self.rng.randint(-2, 2)), self.sizes["S"], self._op("Sub", *self._both())]
             )
