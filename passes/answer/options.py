@@ -59,6 +59,7 @@ ASSUMPTIONS = {
     SLOW_DECAY: "in linear attention no log decay is below -1: from token to token a state keeps more than a third",
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""
+FINITE_SCORES_HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 """What the user can do where only what a fully masked row gives stands in the way."""
 
@@ -233,6 +234,12 @@ class Options:
     def joins_weights(self) -> bool:
         """May products that share an operand become one?"""
         return self.target == "ascend" and self.fuses_around and self.join_weights != NO_WEIGHTS
+
+    @property
+    def takes_scores_as_finite(self) -> bool:
+        """Does the user vouch for finite queries, keys and values, or is that taken for granted?"""
+        granted = self.target != "ort" and NON_FINITE_SCORES not in self.assume
+        return granted or FINITE_SCORES in self.assume
 
     @property
     def is_standard(self) -> bool:

@@ -75,6 +75,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import (
     FINITE_SCORES,
+    FINITE_SCORES_HINT,
     MASKS_DOMINATE,
     NO_EMPTY_ROWS,
     NO_EMPTY_ROWS_HINT,
@@ -84,7 +85,7 @@ from fa_compiler.passes.answer.options import (
     Options,
 )
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, opset
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, opset
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -231,7 +232,22 @@ class MaskPlanner:
         if not self.as_bias and self.outweighs_masks(terms):
             return replace(self, as_bias=True).plan(terms, guard)
         terms, vouched = self._without_half_floors(terms)
-        return self._for_target(self._guarded_plan(terms, guard), terms, guard).assuming(*vouched)
+        plan = self._for_target(self._guarded_plan(terms, guard), terms, guard)
+        return plan.assuming(*vouched, *self._vouched_beside_clip(terms))
+
+    def _vouched_beside_clip(self, terms: tuple[Term, ...]) -> tuple[str, ...]:
+        """What the user vouches for beside a floor that is a Clip. Such a Clip has no upper limit, and ONNX then takes
+        the largest finite number for it: a score of infinity becomes finite, and the operator gives NaN for its row.
+        Raises Decline where the user does not."""
+        clip = next((term.node for term in terms if isinstance(term, Floor) and is_op(term.node, "Clip")), None)
+        if clip is None:
+            return ()
+        if not self.options.takes_scores_as_finite:
+            reason = (
+                "the floor is a Clip, which makes a finite number of a score of infinity; the operator gives NaN there"
+            )
+            raise Decline(Code.SCORE_TERM, reason, clip, f"{FINITE_SCORES_HINT}, or write the floor as Max")
+        return (FINITE_SCORES,)
 
     def _for_target(self, plan: MaskPlan, terms: tuple[Term, ...], guard: RowGuard) -> MaskPlan:
         """The plan, if the target's operators keep what it gives for rows without a key. Raises Decline."""

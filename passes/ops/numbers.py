@@ -219,7 +219,7 @@ def _limited(node: ir.Node, operands: Operands) -> Bound | None:
         return None
     intervals = [bound.unless_nan for bound in given]
     if node.op_type == "Clip":
-        low, high = _limit(node, 1, "min", -math.inf, operands), _limit(node, 2, "max", math.inf, operands)
+        low, high = _limit(node, 1, "min", -1, operands), _limit(node, 2, "max", 1, operands)
         result = least(high, most(low, intervals[0]))
     else:
         result = functools.reduce({"Min": least, "Max": most}[node.op_type], intervals)
@@ -228,13 +228,19 @@ def _limited(node: ir.Node, operands: Operands) -> Bound | None:
     return Bound(result, any(bound.may_be_nan for bound in given))
 
 
-def _limit(node: ir.Node, index: int, attribute: str, default: float, operands: Operands) -> Interval:
-    """The interval of a limit of Clip, which is an attribute before opset 11."""
+def _limit(node: ir.Node, index: int, attribute: str, sign: int, operands: Operands) -> Interval:
+    """The interval of a limit of Clip, which is an attribute before opset 11. A limit that is absent is the largest or
+    the lowest finite number of the type. ONNX Runtime may compute 16 bits as float32, where it is that of float32."""
     value = input_of(node, index)
-    if value is None:
-        number = float_attr(node, attribute, default)
+    if value is not None:
+        return operands.unless_nan(value) or EVERYTHING
+    if attribute in node.attributes:
+        number = float_attr(node, attribute, 0.0)
         return number, number
-    return operands.unless_nan(value) or EVERYTHING
+    dtype = operands.info.dtype(node.outputs[0])
+    near = float(dtype.max) if dtype in (*ROUNDING, ir.DataType.DOUBLE) else 0.0
+    far = near if dtype in (ir.DataType.FLOAT, ir.DataType.DOUBLE) else math.inf
+    return (near, far) if sign > 0 else (-far, -near)
 
 
 @interval("ReduceSum", "ReduceMean")

@@ -52,7 +52,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.decline import Decline
-from fa_compiler.passes.answer.options import FINITE_SCORES, NON_FINITE_SCORES, Options
+from fa_compiler.passes.answer.options import FINITE_SCORES, FINITE_SCORES_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
@@ -90,7 +90,6 @@ UNKNOWN_SUM = "probabilities are divided by the sum of each row, which is not pr
 OVERFLOWS = "the factor {!r} is not proven to be 1 at most: multiplied by it, a result in float16 may overflow"
 COMPLEMENT = Op("Sub", Number(1.0), Bind("other"))
 CONSTANT_ADVICE = "make the factor of the difference a constant of the model"
-HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 
 
 @dataclass(frozen=True)
@@ -330,9 +329,9 @@ def _why_unsound(difference: Difference, matching: list[ir.Node], facts: Facts) 
             return unsound
     if difference.dividing and not _is_sum_known(difference, matching, facts):
         return Decline(Code.PROBABILITY_TERM, UNKNOWN_SUM, difference.dividing[-1])
-    if not _is_finite(facts.options):
+    if not facts.options.takes_scores_as_finite:
         reason = UNSOUND.format(KINDS[difference.combining.op_type])
-        return Decline(Code.PROBABILITY_TERM, reason, difference.combining, HINT)
+        return Decline(Code.PROBABILITY_TERM, reason, difference.combining, FINITE_SCORES_HINT)
     return None
 
 
@@ -384,12 +383,6 @@ def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
     if divides:
         return low >= 1.0 or high <= -1.0
     return low >= -1.0 and high <= 1.0
-
-
-def _is_finite(options: Options) -> bool:
-    """Does the user vouch for finite values, or is that taken for granted?"""
-    granted = options.target != "ort" and NON_FINITE_SCORES not in options.assume
-    return granted or FINITE_SCORES in options.assume
 
 
 def _own_axis(part: Part, chooser: ir.Node, values: ir.Value, info: ShapeInfo) -> int:

@@ -11,7 +11,7 @@ dimension of a value an Affine over the indices of the mask.
     number := a constant | a small tensor of known content | Range(start, limit, step)
             | number + number | number - number | number * number | -number | |number|
             | min(number, number) | max(number, number)
-            | CumSum(the same number everywhere)                  c, 2c, 3c, ...
+            | CumSum(the same whole number everywhere)            c, 2c, 3c, ..., also of floats
             | Mod(flat, n) | Div(flat, n)          flat = 0, 1, 2, ... reshaped to [.., n]: the column, the row
                                                    (tf2onnx writes a band of a matrix with these)
             | Where(truth, number, number) | truth as 0 and 1
@@ -166,14 +166,13 @@ class Positions:
         return self._numbers[key]
 
     def number_everywhere(self, value: ir.Value | None) -> int | None:
-        """The number that all elements of a tensor are; None when they differ or it is unknown."""
+        """The whole number that all elements of a tensor are; None when they differ or it is unknown."""
         shape = self.info.shape(value)
         if value is None or shape is None:
             return None
         if value not in self._everywhere:
             own = Positions(self.info, shape, _depth=self._depth, _asked=self._asked, _everywhere=self._everywhere)
-            number = as_integer(own.number(value, own.identity_index))
-            self._everywhere[value] = None if number is None else number.const
+            self._everywhere[value] = _whole(own.number(value, own.identity_index))
         return self._everywhere[value]
 
     def _deeper(self, find: Callable[[ir.Value, Index], Found], value: ir.Value, index: Index) -> Found | None:
@@ -534,6 +533,14 @@ class Positions:
         if not same:
             return None
         return (updates, index)
+
+
+def _whole(number: Number | None) -> int | None:
+    """The integer that a number is in every run, also one that its type holds as a float; None for other numbers."""
+    if isinstance(number, float):
+        return int(number) if number.is_integer() else None
+    affine = as_integer(number)
+    return None if affine is None else affine.const
 
 
 def _place_of_known(numbers: Sequence[Number | None]) -> int:

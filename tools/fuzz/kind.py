@@ -20,6 +20,7 @@ GROUPS = {
             "around",
             "bounds",
             "compose",
+            "facts",
             "gradients",
             "growth",
             "linear_plain",

@@ -235,7 +235,6 @@ def test_a_bias_that_excludes_what_the_selection_keeps(low: str, fill: str, targ
 
 FLOORED = [
     "a = Where(m, zero, low) w = Add(s, a) x = Max(w, least)",
-    "a = Where(m, zero, low) w = Add(s, a) x = Clip(w, least)",
     "w = Where(m, s, low) x = Max(least, w)",
     "w = Where(m, s, low) u = Max(least, w) x = Mul(u, c)",
     "w = Where(m, s, low) u = Max(least, w) x = Where(n, u, low)",
@@ -251,6 +250,18 @@ def test_floors(terms: str, least: str, guard: bool, target: Target) -> None:
     """OPT and XGLM raise what the mask made -inf to the smallest number: such rows have a mean, not NaN."""
     block = same(model(numbers(low="-inf", least=least, zero="0.0", c="8.0") + terms, guard=guard), target)
     assert block.status == "fused" or target == "ascend"
+
+
+def test_a_floor_that_is_a_clip() -> None:
+    """ONNX's Clip without an upper limit makes the largest finite number of a score of infinity."""
+    terms = "a = Where(m, zero, low) w = Add(s, a) x = Clip(w, least)"
+    proto = model(numbers(low="-inf", least=MIN, zero="0.0") + terms)
+    block = same(proto)
+    assert (block.status, block.code) == ("declined", "score_term")
+    assert "infinity" in (block.reason or "") and "--assume finite-scores" in (block.hint or "")
+    assert same(proto, assume=("finite-scores",)).assumed == ("finite-scores",)
+    assert same(proto, "ascend").assumed == ("finite-scores",)
+    assert same(proto, "ascend", assume=("non-finite-scores",)).code == "score_term"
 
 
 @pytest.mark.parametrize("target", ["ort", "ascend"])

@@ -92,6 +92,10 @@ CAUSAL = {
         "o = ConstantOfShape<value=int64[1] {1}>(rows_) c = CumSum(o, zero) cj = Unsqueeze(c, first) "
         "ci = Unsqueeze(c, last) m = LessOrEqual(cj, ci)"
     ),
+    "CumSum of ones of float": (
+        "o = ConstantOfShape<value=float[1] {1.0}>(rows_) c = CumSum(o, zero) cj = Unsqueeze(c, first) "
+        "ci = Unsqueeze(c, last) m = LessOrEqual(cj, ci)"
+    ),
     "Slice of a buffer": BUFFER + "start = Concat<axis=0>(first, first) m = Slice(whole, start, square, axes)",
     "buffer rows by Gather": BUFFER + "r = Gather(whole, i1) m = Slice(r, first, columns_, last)",
     "four dimensions, expanded": (
