@@ -8,11 +8,13 @@ inputs, which hold NaN and infinities, too. For each value of it and for all siz
     the set and the bounds        contain every element (values/value_sets.py, values/bounds.py)
     a dimension along which the   has equal elements (masks/narrow.py)
     value is constant
+    the view                      gives every element of an earlier value (layout/views.py)
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +25,7 @@ import onnx
 import onnx_ir as ir
 from onnx import TensorProto, helper, numpy_helper
 
+from fa_compiler.passes.algebra.axes import Arrangement, Axis, AxisSpace
 from fa_compiler.passes.algebra.cases import Case, Number
 from fa_compiler.passes.algebra.formula import (
     Affine,
@@ -37,6 +40,7 @@ from fa_compiler.passes.algebra.formula import (
 )
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.options import Options
+from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import analyse
@@ -88,7 +92,7 @@ class ProvenFacts(Kind):
     def check(self, seed: int) -> Outcome:
         program = Program(random.Random(seed))
         proto = program.proto()
-        claims = dict(_claims(ir.from_proto(proto), {tensor.name for tensor in program.made}))
+        claims = dict(_claims(ir.from_proto(proto)))
         word = "no run"
         for sizes, run in results_of(proto, seed):
             word = "held"
@@ -133,12 +137,11 @@ def results_of(proto: onnx.ModelProto, seed: int) -> Iterator[tuple[Sizes, Run]]
 # -- claims -----------------------------------------------------------------------------------------
 
 
-def _claims(model: ir.Model, names: set[str]) -> Iterable[tuple[str, list[Claim]]]:
-    """What is said of each value of these names."""
+def _claims(model: ir.Model) -> Iterable[tuple[str, list[Claim]]]:
+    """What is said of each value, by its name."""
     facts = Facts.of(analyse(model), Options())
     for value in (output for node in model.graph for output in node.outputs):
-        if value.name in names:
-            yield value.name, [claim for of in CLAIMS for claim in of(value, facts)]
+        yield value.name or "", [claim for of in CLAIMS for claim in of(value, facts)]
 
 
 def _of_shape(value: ir.Value, facts: Facts) -> Iterator[Claim]:
@@ -219,9 +222,45 @@ def _is_constant(array: Array, axis: int) -> bool:
     return np.allclose(array, first, rtol=4 * float(np.finfo(array.dtype).eps), atol=0.0, equal_nan=True)
 
 
+def _of_view(value: ir.Value, facts: Facts) -> Iterator[Claim]:
+    """Without factors, which round."""
+    space = AxisSpace()
+    view = Viewer(facts, space).view(value, factors=False)
+    if view is not None and view.base is not value:
+        base, dims = space.resolve_all(view.base_dims), space.resolve_all(view.dims)
+        yield (
+            "view",
+            f"{dims} of {view.base.name} as {base}",
+            lambda array, sizes, run: _same(array, _rearranged(run[view.base.name or ""], base, dims, sizes)),
+        )
+
+
+def _rearranged(array: Array, base: Arrangement, dims: Arrangement, sizes: Sizes) -> Array | None:
+    """A tensor, with the axes `base`, as one with the axes `dims`. None where axes are lost that are longer than 1."""
+
+    def size(axis: Axis) -> int:
+        number = axis.size.evaluate(dict(sizes))
+        assert number is not None
+        return number
+
+    own, wanted = list(itertools.chain(*base)), list(itertools.chain(*dims))
+    lost, kept = [axis for axis in own if axis not in wanted], [axis for axis in wanted if axis in own]
+    if any(size(axis) != 1 for axis in lost):
+        return None
+    apart = array.reshape([size(axis) for axis in own])
+    turned = apart.transpose([own.index(axis) for axis in [*kept, *lost]])
+    beside = turned.reshape([size(axis) if axis in own else 1 for axis in wanted])
+    whole = np.broadcast_to(beside, [size(axis) for axis in wanted])
+    return whole.reshape([math.prod(map(size, dim)) for dim in dims])
+
+
+def _same(array: Array, other: Array | None) -> bool:
+    return other is not None and np.array_equal(array, other, equal_nan=array.dtype.kind == "f")
+
+
 CLAIMS: Sequence[Callable[[ir.Value, Facts], Iterator[Claim]]] = (
     *(_of_shape, _of_content, _of_formula, _of_set, _of_bounds),
-    _of_dimensions,
+    *(_of_dimensions, _of_view),
 )
 
 
@@ -643,6 +682,31 @@ class Program:
             shape = tuple(one.shape[axis] for axis in perm)
             self._kept(self._op("Transpose", one.name, perm=perm), one.dtype, shape)
 
+    def step_regrouped(self) -> None:
+        """Two neighbouring dimensions as one, in another place, and apart again."""
+        one = self._one(lambda tensor: len(tensor.shape) > 1)
+        if one is None:
+            return
+        axis = self.rng.randrange(len(one.shape) - 1)
+        sizes = [self._extent([length]) for length in one.shape]
+        pair = sizes[axis : axis + 2]
+        groups = [[size] for size in sizes]
+        groups[axis : axis + 2] = [pair]
+        lengths: list[tuple[Length, ...]] = [(length,) for length in one.shape]
+        lengths[axis : axis + 2] = [one.shape[axis : axis + 2]]
+        merged = [group[0] if len(group) == 1 else self._op("Mul", *group) for group in groups]
+        name = self._op("Reshape", one.name, self._op("Concat", *merged, axis=0))
+        perm = self.rng.sample(range(len(groups)), len(groups))
+        if self.rng.random() < 0.7:
+            name = self._op("Transpose", name, perm=perm)
+        else:
+            perm = list(range(len(groups)))
+        if self.rng.random() < 0.3:  # the pair in the other order: another tensor
+            groups[axis], lengths[axis] = groups[axis][::-1], lengths[axis][::-1]
+        apart = self._op("Concat", *(size for place in perm for size in groups[place]), axis=0)
+        shape = tuple(length for place in perm for length in lengths[place])
+        self._kept(self._op("Reshape", name, apart), one.dtype, shape)
+
     def step_parted(self) -> None:
         """Both parts of a Split into parts of known sizes."""
         one = self._one(lambda tensor: any(not letter and size > 1 for letter, size in tensor.shape))
@@ -740,7 +804,7 @@ class Program:
 _ALL = {name: step for name, step in vars(Program).items() if name.startswith("step_")}
 _OFTEN = (
     *("step_arithmetic", "step_with_constant", "step_compared", "step_compared", "step_joined", "step_taken"),
-    *("step_filled", "step_sum", "step_sum", "step_table"),
+    *("step_filled", "step_sum", "step_sum", "step_table", "step_regrouped", "step_regrouped", "step_expanded"),
 )
 STEPS: Sequence[Callable[[Program], None]] = [*_ALL.values(), *(_ALL[name] for name in _OFTEN)]
 """Each step, some of them several times."""
