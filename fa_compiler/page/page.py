@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
-from urllib.parse import quote
 
 import onnx
 
@@ -22,7 +21,7 @@ from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
 from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of
 from fa_compiler.page.provenance import Provenance, Written
-from fa_compiler.page.wording import unbroken, worded
+from fa_compiler.page.wording import link_to, unbroken, worded
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.report import Missed, first_of, ranges
 from fa_compiler.protos.subgraphs import all_nodes
@@ -30,6 +29,7 @@ from fa_compiler.protos.subgraphs import all_nodes
 LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
 ROLES = ("query", "key", "value", "mask", "bias")
+PART = "This is a part of it. Drag to see the rest; after a click, the wheel zooms."
 STATUS = {
     "fused": "fused",
     "already_fused": "already fused",
@@ -54,7 +54,7 @@ class Run:
 def page(drawn: Drawn, run: Run | None = None) -> str:
     """The page of a run; without `run` it tells nothing of the command, the machine and the files."""
     report = drawn.report
-    body = [*_summary(drawn, run), *_left(report), *_missed(report)]
+    body = [*_summary(drawn, run), *_left(report), *_missed(report), *_remarks(report)]
     if run is not None:
         body += _how_to_run(run, drawn)
     body += _controls(drawn.kinds)
@@ -109,11 +109,11 @@ def _summary(drawn: Drawn, run: Run | None) -> Iterator[str]:
     report, result = drawn.report, drawn.result
     yield "<section aria-labelledby='summary'><h2 id='summary'>Summary</h2>"
     yield f"<p class='verdict'>{_verdict(report)}</p>"
+    if run is not None:
+        yield from _verified(run.written)
     if not report.attentions:
         yield "</section>"
         return
-    if run is not None:
-        yield from _verified(run.written)
     yield "<dl class='cards'>"
     yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _cards(drawn, run).items())
     yield "</dl>"
@@ -185,15 +185,16 @@ def _outcome(fused: int, total: int) -> str:
 def _memory(report: Report, scores: Scores) -> Iterator[str]:
     fixed = [f"{size:,} {_plural(size, what)}" for size, what in ((scores.rows, "row"), (scores.keys, "key")) if size]
     of = ", ".join((f"{scores.heads} {_plural(scores.heads, 'head')}", *fixed, "one sequence"))
+    size = "This" if scores.is_open else in_units(scores.count_bytes(0))
     yield "<h3>Memory that is not needed any more</h3>"
     yield (
-        f"<p>This is the size of the scores and the probabilities of one attention with {of}, in float32. The model "
+        f"<p>{size} is the size of the scores and the probabilities of one attention with {of}, in float32. The model "
         "holds all of them at once. The fused operator holds a small part of them at a time.</p>"
     )
     if not scores.is_open:
-        saved, added = scores.count_bytes(0), added_by_mask(report, 0)
-        more = f", but a mask takes {in_units(added)} more: {in_all(saved, added)} in all" if added else ""
-        yield f"<p>{in_units(saved)}{more}</p>"
+        if added := added_by_mask(report, 0):
+            taken = f"A mask takes {in_units(added)} more, because the operator takes it in full only"
+            yield f"<p>{taken}: {in_all(scores.count_bytes(0), added)} in all.</p>"
         return
     rows = [(length, scores.count_bytes(length), added_by_mask(report, length)) for length in LENGTHS]
     columns = ["tokens", "scores and probabilities"]
@@ -250,6 +251,15 @@ def _missed(report: Report) -> Iterator[str]:
     yield "</ul></section>"
 
 
+def _remarks(report: Report) -> Iterator[str]:
+    """What the command prints below its table, too: the operators around attention, caches, and notes."""
+    lines = [*report.around_lines, *map(str, report.caches), *report.notes]
+    if lines:
+        yield "<section aria-labelledby='remarks'><h2 id='remarks'>What else to know</h2><ul>"
+        yield from (f"<li>{unbroken(line)}</li>" for line in lines)
+        yield "</ul></section>"
+
+
 def _better(missed: Missed) -> str:
     """What could be better, why it is not, and what the user can do."""
     where = f" (<code>{escape(missed.culprit)}</code>)" if missed.culprit else ""
@@ -275,7 +285,7 @@ def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
         decoding = ["--decode"] if caches_of(drawn.original) else []
         command = ["fa-compiler", "bench", str(run.model), *decoding, *run.options, "--html", str(run.gain)]
         yield from _code(shell.command(command))
-        link = f"<a href='{escape(quote(run.gain.name))}'>{escape(run.gain.name)}</a>"
+        link = link_to(run.gain.name)
         yield f"<p>This command writes {link} beside this page.</p>"
     yield "</section>"
 
@@ -366,7 +376,7 @@ def _advice(block: Block) -> Iterator[str]:
 def _figure(drawing: Drawing) -> Iterator[str]:
     name = f"{drawing.title}: {drawing.nodes} {_plural(drawing.nodes, 'node')}"
     cut = " (more nodes belong to it than are drawn)" if drawing.cut else ""
-    yield f"<figure><figcaption>{name}{cut}</figcaption>"
+    yield f"<figure><figcaption>{name}{cut}<small class='part' hidden>{PART}</small></figcaption>"
     yield "<div class='tools'><button type='button' data-zoom='1.25' aria-label='larger'>+</button>"
     yield "<button type='button' data-zoom='0.8' aria-label='smaller'>−</button>"
     yield "<button type='button' data-zoom='0'>fit</button></div>"
