@@ -18,13 +18,13 @@ from onnx import helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
-from fa_compiler.lowering.drawing import Arrow, Box, layers, svg
+from fa_compiler.lowering.drawing import SMALL_LETTERS, Arrow, Box, layers, shortened, svg
 from fa_compiler.model_files.reading import load
 from fa_compiler.page.drawn import Drawn
 from fa_compiler.page.gain import gain_line, in_units
 from fa_compiler.page.page import page
 from fa_compiler.page.provenance import gain_beside, page_beside
-from fa_compiler.page.wording import unbroken, worded
+from fa_compiler.page.wording import link_to, unbroken, worded
 from tests.graphs import harness
 
 from .builders import attention, plain, projected, saved
@@ -147,10 +147,23 @@ def test_what_stands_in_the_way_is_marked(tmp_path: Path) -> None:
     assert HOSTILE in page.text
 
 
-def test_what_was_fused_already(tmp_path: Path) -> None:
-    fused = fa_compiler.optimize(layered(2)).model
-    assert isinstance(fused, onnx.ModelProto)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_was_fused_already(sharded: bool, tmp_path: Path) -> None:
+    """The operator is drawn with its own operands. That of a sharded model is one, too."""
+    if sharded:
+        shard = fa_compiler.shard(layered(2), tmp_path / "out", 2)
+        fused = onnx.load(shard.path)
+    else:
+        made = fa_compiler.optimize(layered(2)).model
+        assert isinstance(made, onnx.ModelProto)
+        fused = made
     page = _Page(written(fused, tmp_path))
+    assert "in the model: 1 node" in page.text
+    assert {"query", "key", "value"} <= {word.strip() for word in page.words}
+    assert [each for each in page.of_class("fused") if "box" in str(each["class"])]
+    words = [word.strip() for word in page.words]
+    assert "head_num = 4" in words
+    assert "keep_prob = 1" not in words
     assert "2 attentions were already fused." in page.text
     (kind,) = page.of_class("kind")
     assert kind["data-status"] == "already_fused"
@@ -178,6 +191,16 @@ def test_optimize_writes_the_same_page(tmp_path: Path, capsys: pytest.CaptureFix
     assert "cannot be both the model and the page" in capsys.readouterr().err
     assert Path(path).read_bytes() == before
     assert not (tmp_path / "x").exists()
+
+
+def test_a_page_tells_what_the_command_prints_below_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _Page(written(attention(), tmp_path, "--target", "onnx")).text
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no runtime was named")]
+    assert f"What else to know {note}" in without_run(_Page(written(attention(), tmp_path, "--target", "onnx")))
+    assert "What else to know" not in _Page(written(attention(), tmp_path)).text
+    assert text.index("What else to know") < text.index("How to write the result")
 
 
 def test_the_drawings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,6 +265,21 @@ def test_text_stands_inside_of_boxes() -> None:
     assert rows[0][0] == rows[1][0]
     assert rows[2][0] > max(rows[0][1], rows[1][1])
     assert len(list(root.iter(f"{space}text"))) == 3 + 6 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("[batch, 12, sequence, sequence]", "[batch, 12, sequence, sequence]"),
+        ("a" * 28, "a" * 28),
+        ("a" * 29, f"{'a' * 9}…{'a' * 18}"),
+        ("W" * 29, f"{'W' * 5}…{'W' * 11}"),
+        ("\u6ce8" * 28, "\u6ce8" * 5 + "…" + "\u6ce8" * 10),
+    ],
+)
+def test_a_name_is_cut_by_its_breadth(name: str, kept: str) -> None:
+    """Capitals and Chinese signs are broader than other letters, and commas are narrower."""
+    assert shortened(name, SMALL_LETTERS) == kept
 
 
 def test_what_a_fused_operator_is_told(tmp_path: Path) -> None:
@@ -389,6 +427,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
     written(layered(2), tmp_path)
     shown = in_browser(tmp_path / "page.html", "1400,1000")
     assert shown.count("transform: translate(") == 2
+    assert shown.count('<small class="part" hidden="">') == 2  # all of it is seen
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
@@ -399,6 +438,16 @@ def test_a_large_drawing_opens_at_the_softmax(tmp_path: Path) -> None:
     ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.8\)", shown)[:1]
     assert float(left) < 0
     assert float(top) < -100
+    assert '<small class="part">This is a part of it.' in shown
+
+
+def test_a_page_on_paper(tmp_path: Path) -> None:
+    """It has light colours, and each drawing as high as it is, whatever the script has set on the screen."""
+    style = re.findall(r"<style>(.*?)</style>", written(plain(), tmp_path), re.DOTALL)[0]
+    screen, paper = style.split("@media print")
+    assert re.findall(r"@media (\w+) and \(prefers-color-scheme: dark\)", style) == ["screen"]
+    assert re.search(r"@media screen \{ :root\[data-theme=dark\]", screen)
+    assert ".view { height: auto !important" in paper
 
 
 def test_an_input_of_a_wide_row_stands_higher() -> None:
@@ -417,4 +466,6 @@ def boxes_by_row(inputs: list[str]) -> list[int]:
 def test_no_line_break_divides_an_option() -> None:
     assert unbroken("try --in-place-caches <x>") == "try <span class='option'>--in-place-caches</span> &lt;x&gt;"
     assert unbroken("a--b `c`") == "a--b `c`"
+    assert link_to("a b.html") == "<a href='a%20b.html'>a b.html</a>"
+    assert link_to("\udcc3\udcbc.html").startswith("<a href='%C3%BC.html'>")  # bytes that are no text in this locale
     assert worded("run `fa-compiler docs`") == "run <code>fa-compiler docs</code>"
