@@ -53,10 +53,13 @@ _CLOSE = 0.7
 _FAULT = "--strict: an attention is not fused"
 """What the exit code 1 of the commands with --strict means."""
 
-_FILES_TEXT = """
-A failed run leaves no output. An output that exists is replaced; a link is written through. "-" is an ordinary file
-name. If a file goes to standard output (/dev/stdout), the text goes to standard error.
-"""
+_FILES_TEXT = (
+    "\nA failed run leaves no output. An output that exists is replaced; a link is written through. "
+    '"-" is an ordinary file name. If a file goes to standard output (/dev/stdout), the text goes to standard error.\n'
+)
+
+_WIDEST = 118
+"""Columns of a paragraph; longer lines are hard to read."""
 
 
 def _ends(different: str = "", writes: bool = True) -> str:
@@ -81,7 +84,19 @@ EXIT_CODES = _ends("a difference or a fault was found, or with --strict an atten
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Does not divide a word such as no-empty-rows at its hyphens."""
+    """Does not divide a word such as no-empty-rows at its hyphens, nor the commands of examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for line in text.splitlines():
+            code = re.match(r"  \d+ +", line)
+            if code is None and line.startswith("  "):
+                lines.append(line)  # a command
+                continue
+            behind = " " * len(code[0]) if code else ""
+            wrapped = textwrap.wrap(line, min(width, _WIDEST), subsequent_indent=behind, break_on_hyphens=False)
+            lines += wrapped or [""]
+        return "".join(f"{indent}{line}\n" for line in lines)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)

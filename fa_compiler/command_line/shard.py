@@ -10,7 +10,7 @@ from fa_compiler import shell
 from fa_compiler.command_line.exit_codes import OK
 from fa_compiler.command_line.models import progress_bar
 from fa_compiler.command_line.options import given
-from fa_compiler.command_line.render import print_table
+from fa_compiler.command_line.render import print_lines, print_table
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.parallel.sharding import Sharded
 from fa_compiler.parallel.sharding import shard as shard_model
@@ -46,11 +46,12 @@ def _print(result: Sharded) -> None:
         print(printable(f"all ranks get all tokens of {', '.join(report.gathered)}"))
     print(f"{report.ranks} rank{'s' if report.ranks > 1 else ''}, {report.order} order")
     if report.caches:
-        print("each rank has its part of the caches in turn: of N ranks, rank r has the tokens r, r + N, r + 2 N, ..")
+        print_lines([_IN_TURN])
     command = f"mpirun -n {report.ranks} fa-compiler run {shell.command([str(result.path)])}"
     print(printable(f"wrote {result.path}; run it with: {command} --inputs X.npz --outputs Y.npz"))
 
 
+_IN_TURN = "each rank has its part of the caches in turn: of N ranks, rank r has the tokens r, r + N, r + 2 N and so on"
 _COSTS = "each pair is the MiB that a rank sends and the milliseconds that the cost model expects,"
 
 
@@ -58,7 +59,7 @@ def _print_methods(report: ShardReport) -> None:
     rows = [_told(choice, METHODS) for choice in report.choices if choice.held is None]
     if rows:
         print_table(("attention", "method", *METHODS), rows)
-        print(f"{_COSTS} for {report.length:,} tokens; - is a method that is not possible")
+        print_lines([f"{_COSTS} for {report.length:,} tokens; - is a method that is not possible"])
     rows = [
         (*_told(choice, (MERGE,)), f"{choice.held / (1 << 20):.2f}")
         for choice in report.choices
@@ -66,7 +67,7 @@ def _print_methods(report: ShardReport) -> None:
     ]
     if rows:
         print_table(("attention", "method", MERGE, "caches of a rank"), rows)
-        print(f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches")
+        print_lines([f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches"])
 
 
 def _print_handed(report: ShardReport) -> None:
@@ -76,7 +77,7 @@ def _print_handed(report: ShardReport) -> None:
     ]
     if rows:
         print_table(("linear attention or convolution", "sent"), rows)
-        print("the MiB of states, or of tokens in front of a window, that a rank sends, whatever the length is")
+        print_lines(["the MiB of states, or of tokens in front of a window, that a rank sends, whatever the length is"])
 
 
 def _told(choice: Choice, methods: Sequence[str]) -> tuple[str, ...]:

@@ -111,6 +111,17 @@ def _helps(of: argparse.ArgumentParser) -> Iterator[str]:
                 yield from _helps(command)
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the lines of examples, and an option beside its values."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for text in _helps(parser()):
+        assert "\nexit codes:\n  0    done\n" in text
+        for line in text.splitlines():
+            is_whole = re.match(r"  [A-Za-z]", line) or line.lstrip().startswith("[--")
+            assert len(line) <= columns or is_whole, line
+
+
 def _texts() -> Iterator[tuple[Path, str]]:
     """The texts of the package, apart from those that describe the code."""
     for folder in FOLDERS:
