@@ -276,7 +276,11 @@ def test_what_functions_return_shows_itself(tmp_path: Path) -> None:
     assert "query [2, 4, 8, 16]" in str(compared)
     measured = fa_compiler.bench(path, [8], seconds=0.01)
     assert "1 of 1 attentions fused" in str(measured)
-    for shown in (result, compared, measured):
+    sharded = fa_compiler.shard(path, tmp_path / "ranks", 2)
+    assert re.search(r"^\S+ +gather +0.00$", str(sharded), re.MULTILINE)
+    assert str(sharded).endswith("model.onnx --inputs X.npz --outputs Y.npz")
+    assert repr(sharded).endswith("model.onnx: 2 ranks, contiguous order; print() shows all of it>")
+    for shown in (result, compared, measured, sharded):
         html = shown._repr_html_()
         assert html.startswith("<table>")
         assert "<b>" not in html
