@@ -103,7 +103,8 @@ def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}">'
     )
-    return "\n".join([head, f"<style>{STYLE}</style>", *body, "</svg>", ""])
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'  # text is black, also where a page is dark
+    return "\n".join([head, f"<style>{STYLE}</style>", paper, *body, "</svg>", ""])
 
 
 def svg(boxes: Sequence[Box], arrows: Sequence[Arrow], name: str, style: str = STYLE) -> str:

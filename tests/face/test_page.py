@@ -213,6 +213,8 @@ def test_the_drawings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert main([command, path, *more, "--graph", str(picture)]) == 0
         assert f"{picture}" in capsys.readouterr().out
         root = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+        paper = root.find("{http://www.w3.org/2000/svg}rect")
+        assert paper is not None and paper.get("fill") == "#fff"  # a dark page may show it
         drawn.append(
             [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if "title" in text.get("class", "")]
         )
