@@ -78,10 +78,10 @@ def print_report(report: Report, explain: bool) -> None:
         _print_table(out, ("block", "status", "anchor", "what"), (_row(block) for block in report.blocks))
     if explain:
         print_lines([line for block in report.blocks for line in _explained(block)])
-        print_lines(map(str, report.around))
+        print_lines(map(str, (*report.around, *report.caches)))
     else:
-        print_lines([*report.advice, *report.missed, *report.around_lines])
-    print_lines([*map(str, report.caches), *report.notes, report.summary])
+        print_lines([*report.advice, *report.missed, *report.around_lines, *report.cache_lines])
+    print_lines([*report.notes, report.summary])
 
 
 def print_comparison(comparison: Comparison) -> None:

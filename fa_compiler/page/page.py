@@ -197,7 +197,7 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
             yield f"<p>{taken}: {in_all(scores.count_bytes(0), added)} in all.</p>"
         return
     rows = [(length, scores.count_bytes(length), added_by_mask(report, length)) for length in LENGTHS]
-    columns = ["tokens", "scores and probabilities"]
+    columns = ["keys" if scores.rows else "tokens", "scores and probabilities"]
     if any(added for _, _, added in rows):
         yield "<p>The operator takes the mask in full only. This needs memory that the model does not need.</p>"
         columns += ["added by the mask", "in all"]
@@ -253,7 +253,7 @@ def _missed(report: Report) -> Iterator[str]:
 
 def _remarks(report: Report) -> Iterator[str]:
     """What the command prints below its table, too: the operators around attention, caches, and notes."""
-    lines = [*report.around_lines, *map(str, report.caches), *report.notes]
+    lines = [*report.around_lines, *report.cache_lines, *report.notes]
     if lines:
         yield "<section aria-labelledby='remarks'><h2 id='remarks'>What else to know</h2><ul>"
         yield from (f"<li>{unbroken(line)}</li>" for line in lines)
