@@ -301,7 +301,7 @@ def test_outputs_that_differ_show_why() -> None:
     assert "\x1b" not in shown
     for words in ("it differs", "differs from itself by 0.1", "the roundings to integers, which differ (0.01)"):
         assert words in shown
-    assert "1 of 3 outputs differ (tolerance 1e-05" in shown
+    assert "1 of 3 outputs differs (tolerance 1e-05" in shown
     assert shown.endswith("inputs: x [2, 3]; with random inputs")
 
 
