@@ -7,7 +7,7 @@ The page holds its styles, its script and its drawings, and asks no network for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
@@ -30,6 +30,8 @@ LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
 ROLES = ("query", "key", "value", "mask", "bias")
 PART = "This is a part of it. Drag to see the rest; after a click, the wheel zooms."
+WITHOUT_SCRIPT = ".view { height: auto; overflow: auto; cursor: auto } .tools, #theme, form { display: none }"
+"""The styles where a viewer of files runs no scripts."""
 STATUS = {
     "fused": "fused",
     "already_fused": "already fused",
@@ -78,7 +80,8 @@ def document(title: str, body: Sequence[str], script: str | None = None, own_sty
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            f"<title>{escape(title)}</title><style>{style}</style>",
+            f"<noscript><style>{WITHOUT_SCRIPT}</style></noscript></head><body>",
             f'<header><h1>{escape(title)}</h1><button id="theme" type="button">dark</button></header><main>',
             *body,
             f"</main><script>{script}</script></body></html>",
@@ -156,6 +159,10 @@ def _verified(written: Written | None) -> Iterator[str]:
             f"<p class='note'><strong>Verified in ONNX Runtime:</strong> {escape(found.outcome)}; the largest "
             f"difference is {largest:.2g}; {escape(found.given)}.</p>"
         )
+        _, *doubts, _ = found._lines
+        yield from (f"<p class='note'>{escape(f'{doubt[0].upper()}{doubt[1:]}')}.</p>" for doubt in doubts)
+        header, *rows = found._rows
+        yield from _folded("Differences by output", header, rows)
 
 
 def _verdict(report: Report) -> str:
@@ -211,11 +218,17 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
 def _operators(original: onnx.ModelProto, result: onnx.ModelProto) -> Iterator[str]:
     """The number of nodes of each operator before and after, folded away."""
     before, after = (Counter(node.op_type for node in all_nodes(model.graph.node)) for model in (original, result))
-    yield "<details class='more'><summary>Nodes by operator</summary><table><thead><tr>"
-    yield from (f"<th scope='col'>{column}</th>" for column in ("operator", "before", "after"))
+    rows = [(name, f"{before[name]:,}", f"{after[name]:,}") for name in sorted({*before, *after})]
+    yield from _folded("Nodes by operator", ("operator", "before", "after"), rows)
+
+
+def _folded(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table that is folded away."""
+    yield f"<details class='more'><summary>{title}</summary><table><thead><tr>"
+    yield from (f"<th scope='col'>{column}</th>" for column in header)
     yield "</tr></thead><tbody>"
-    for name in sorted({*before, *after}):
-        yield f"<tr><td>{escape(name)}</td><td>{before[name]:,}</td><td>{after[name]:,}</td></tr>"
+    for row in rows:
+        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
     yield "</tbody></table></details>"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import lzma
@@ -18,12 +19,13 @@ from onnx import helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
+from fa_compiler.comparison.compare import Comparison, OutputComparison
 from fa_compiler.lowering.drawing import SMALL_LETTERS, Arrow, Box, layers, shortened, svg
 from fa_compiler.model_files.reading import load
 from fa_compiler.page.drawn import Drawn
 from fa_compiler.page.gain import gain_line, in_units
-from fa_compiler.page.page import page
-from fa_compiler.page.provenance import gain_beside, page_beside
+from fa_compiler.page.page import Run, page
+from fa_compiler.page.provenance import Provenance, Written, gain_beside, page_beside
 from fa_compiler.page.wording import link_to, unbroken, worded
 from tests.graphs import harness
 
@@ -361,6 +363,22 @@ def test_where_a_page_comes_from(tmp_path: Path) -> None:
     shown = _Page((tmp_path / "bert.html").read_text(encoding="utf-8")).text
     assert "No model was written." in shown
     assert f"fa-compiler optimize {path} -o fused.onnx --verify" in shown
+
+
+def test_a_page_tells_how_each_output_agrees() -> None:
+    """Also where only a large fault would have been seen."""
+    model = attention()
+    result = fa_compiler.optimize(model)
+    assert isinstance(result.model, onnx.ModelProto)
+    output = OutputComparison("<out>", "float32", (2, 8), 0.02, None, noise=0.02)
+    compared = Comparison((output,), 1e-5, sizes={"query": (2, 4)}, blunt=0.04)
+    written = Written(Path("fused.onnx"), compared=compared)
+    run = Run(Provenance("program", "date", "command", "machine"), Path("model.onnx"), Path("gain.html"), written)
+    text = page(Drawn.of(result.report, load(model), result.model), run)
+    assert "<p class='note'>This comparison is blunt: ONNX Runtime's own" in html.unescape(text)
+    assert "smaller than 0.04 would not show" in text
+    row = ("&lt;out&gt;", "float32[2, 8]", "0.02", "same (ONNX Runtime differs from itself by 0.02)")
+    assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" in text
 
 
 def test_a_page_tells_of_the_options_again(tmp_path: Path) -> None:
