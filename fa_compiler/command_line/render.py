@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,10 @@ LATER, LATER_RANGE = 2, 6
 _RULE, _DASH = "─", "-"
 _PLAIN_HEAD = Box(str(SIMPLE_HEAD).replace(_RULE, _DASH), ascii=True)
 """The lines of tables where the output cannot show Rich's, as in a pipe of Windows. Rich's own choice has others."""
+
+
+_PAGE_LINK = re.compile(r"\[([^]]+)\]\((?:(\w[\w.]*)\.md(#[\w-]+)?|#[\w-]+)\)")
+"""A link to a page, or to a heading of the same one: its text, the name of the other page and the heading there."""
 
 
 class _Console(Console):
@@ -161,13 +166,20 @@ def print_choices(choices: Choices) -> None:
 
 
 def print_markdown(text: str) -> None:
-    """Print a text in Markdown: laid out for a terminal, as it is for a pipe."""
+    """Print a text in Markdown: laid out for a terminal, as it is for a pipe. A terminal cannot follow a link to a
+    page; the name of the page, which `fa-compiler docs` takes, stands in its place."""
     if sys.stdout.isatty():
         from rich.markdown import Markdown
 
-        console().print(Markdown(text))
+        console().print(Markdown(_PAGE_LINK.sub(_named, text)))
     else:
         print(text)
+
+
+def _named(link: re.Match[str]) -> str:
+    """A link as text: what it says, and the page unless that names it."""
+    said, page, heading = link.groups(default="")
+    return said if page in said else f"{said} ({page}{heading})"
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: bool = False) -> None:

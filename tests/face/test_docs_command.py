@@ -101,6 +101,7 @@ def test_a_terminal_gets_it_laid_out() -> None:
     assert "Installing" in text
     assert "# Installing" not in text
     assert "| --- |" not in text
+    assert b"\x1b]8;" not in seen  # a link that no terminal can follow
 
 
 def _helps(of: argparse.ArgumentParser) -> Iterator[str]:
