@@ -36,6 +36,9 @@ LETTERS = 24
 SMALL_LETTERS = 28
 """What fits into a line below it."""
 
+NAME_LEFT, NAME_LETTER = 8, 8
+"""In pixels: where the name of a drawing begins, and how broad an "n" of it is."""
+
 BREADTHS = {**dict.fromkeys(" ,.:;'|()[]!/-ijlIfrt", 0.65), **dict.fromkeys("mwMW@%", 1.6)}
 """How broad letters are beside "n", about. Other capitals have CAPITAL, and those that terminals draw over two
 columns have FULL."""
@@ -94,12 +97,16 @@ class Spot:
 
 def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str:
     """Several drawings in a column, with their names above them."""
-    body: list[str] = []
-    top, width = 0.0, 0.0
+    top, drawn = 0.0, []
     for name, boxes, arrows in drawings:
         size, text = _drawn(boxes, arrows, name, "", f' y="{top + 32:g}"')
-        body += [f'<text class="title" x="8" y="{top + 22:g}">{escape(name)}</text>', text]
-        top, width = top + size[1] + 40, max(width, size[0])
+        drawn.append((name, top, size[0], text))
+        top += size[1] + 40
+    width = max((wide for _, _, wide, _ in drawn), default=0.0)
+    body: list[str] = []
+    for name, place, _, text in drawn:
+        shown = escape(shortened(name, int((width - 2 * NAME_LEFT) / NAME_LETTER)))
+        body += [f'<text class="title" x="{NAME_LEFT}" y="{place + 22:g}">{shown}</text>', text]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}">'
     )

@@ -20,7 +20,7 @@ from onnx import helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.comparison.compare import Comparison, OutputComparison
-from fa_compiler.lowering.drawing import SMALL_LETTERS, Arrow, Box, layers, shortened, svg
+from fa_compiler.lowering.drawing import SMALL_LETTERS, Arrow, Box, layers, sheet, shortened, svg
 from fa_compiler.model_files.reading import load
 from fa_compiler.page.drawn import Drawn
 from fa_compiler.page.gain import gain_line, in_units
@@ -284,6 +284,14 @@ def test_text_stands_inside_of_boxes() -> None:
 def test_a_name_is_cut_by_its_breadth(name: str, kept: str) -> None:
     """Capitals and Chinese signs are broader than other letters, and commas are narrower."""
     assert shortened(name, SMALL_LETTERS) == kept
+
+
+def test_a_picture_is_as_wide_as_its_boxes() -> None:
+    """A long name above them does not go over its edge."""
+    root = ElementTree.fromstring(sheet([(f"{'n' * 300}, before", [Box("a", "A")], [])]))
+    name = root.find("{http://www.w3.org/2000/svg}text")
+    assert name is not None and name.text is not None and name.text.endswith("n, before")
+    assert 8 * len(name.text) < float(root.attrib["width"])
 
 
 def test_what_a_fused_operator_is_told(tmp_path: Path) -> None:
