@@ -102,7 +102,7 @@ def single_op(args: argparse.Namespace) -> int:
     with staging() as stage:
         write(stage.reserve(args.output), [text.encode()], args.output)
         stage.commit()
-    words = command(args.output.name, args.output.stem, soc or "Ascend910B2")
+    words = command(str(args.output), str(args.output.with_suffix("")), soc or "Ascend910B2")
     print(printable(f"wrote {args.output}; compile it with: {shlex.join(words)}"))
     return OK
 
