@@ -104,7 +104,7 @@ def print_lines(lines: Iterable[str]) -> None:
     """Print sentences. On a terminal, or where COLUMNS is set, they are broken between words; in a pipe each one stays
     a line, which a search finds."""
     width = _told_width(sys.stdout)
-    for line in map(printable, lines):
+    for line in (_encodable(line, sys.stdout.encoding or "utf-8") for line in lines):
         if width is None:
             print(line)
             continue
@@ -218,8 +218,7 @@ def _table_lines(
 
 
 def _encodable(cell: str, encoding: str) -> str:
-    """The text as the output shows it: letters that its encoding does not have are escaped before the table is laid
-    out."""
+    """The text as the output shows it: letters that its encoding does not have are escaped before it is laid out."""
     return printable(cell).encode(encoding, "backslashreplace").decode(encoding)
 
 
