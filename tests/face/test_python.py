@@ -162,7 +162,7 @@ def _decoder(rows: int | str, keys: int | str) -> onnx.ModelProto:
         ("s", "s", f"at 4,096 tokens {HEADS * 128} MiB", f"<td>2,048</td><td>{HEADS * 32} MiB</td>"),
         ("s", 2048, f"at 4,096 tokens {HEADS * 64} MiB", f"<td>2,048</td><td>{HEADS * 32} MiB</td>"),
         (1, "t", f"at 4,096 tokens {HEADS * 32} KiB", f"<td>2,048</td><td>{HEADS * 16} KiB</td>"),
-        (1, 2048, f"for each sequence {HEADS * 16} KiB", f"<p>{HEADS * 16} KiB</p>"),
+        (1, 2048, f"for each sequence {HEADS * 16} KiB", f"<p>{HEADS * 16} KiB is the size of the scores"),
     ],
 )
 def test_what_a_decoding_step_gains(rows: int | str, keys: int | str, told: str, on_page: str, tmp_path: Path) -> None:
