@@ -77,8 +77,13 @@ for (const figure of document.querySelectorAll("figure")) {
     const place = view.getBoundingClientRect();
     zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15, event.clientX - place.left, event.clientY - place.top);
   }, { passive: false });
+  let wasActive = false;
+  view.addEventListener("click", (event) => {  // a tap takes hold of the drawing, and the next one lets go
+    if (event.pointerType === "touch" && wasActive) view.blur(); else view.focus({ preventScroll: true });
+  });
   const isDrag = (event) => event.buttons && (isActive() || event.pointerType !== "touch");
   view.addEventListener("pointerdown", (event) => {
+    wasActive = isActive();
     if (isDrag(event)) { view.setPointerCapture(event.pointerId); view.style.cursor = "grabbing"; }
   });
   view.addEventListener("pointermove", (event) => {

@@ -29,7 +29,7 @@ from fa_compiler.protos.subgraphs import all_nodes
 LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
 ROLES = ("query", "key", "value", "mask", "bias")
-PART = "This is a part of it. Drag to see the rest; after a click, the wheel zooms."
+PART = "A part is shown. Drag to see the rest, on a touch screen after a tap; the wheel zooms after a click."
 WITHOUT_SCRIPT = ".view { height: auto; overflow: auto; cursor: auto } .tools, #theme, form { display: none }"
 """The styles where a viewer of files runs no scripts."""
 STATUS = {

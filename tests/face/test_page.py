@@ -466,7 +466,7 @@ def test_a_large_drawing_opens_at_the_softmax(tmp_path: Path) -> None:
     ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.8\)", shown)[:1]
     assert float(left) < 0
     assert float(top) < -100
-    assert '<small class="part">This is a part of it.' in shown
+    assert '<small class="part">A part is shown.' in shown
 
 
 def test_a_page_on_paper(tmp_path: Path) -> None:
