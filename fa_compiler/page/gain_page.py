@@ -35,6 +35,8 @@ main { max-width: 900px }
   linear-gradient(to left, var(--line), transparent) right / 12px 100% no-repeat scroll }
 .wide { margin-bottom: .8rem } .wide small { display: block; color: var(--faint); white-space: nowrap }
 .wide td, .wide th { vertical-align: top } .wide td { white-space: nowrap }
+@media print { .wide { overflow: visible; background: none }
+  .wide th, .wide td { padding: .2rem .3rem; font-size: .8rem } .bar, .spread { print-color-adjust: exact } }
 @media (max-width: 600px) { .wide th, .wide td { padding: .2rem .25rem; font-size: .8rem } .row { gap: .4rem } }
 """
 

@@ -92,6 +92,7 @@ def test_the_page_of_a_decoder() -> None:
     measure = Measure(2048, original=timing, fused=timing, decoded=decoded)
     report = fa_compiler.inspect(attention())
     text = gain_page(Benchmark(report, (measure,), batch=1, threads=1, decode=True, caches=("past",)))
+    assert ".bar, .spread { print-color-adjust: exact }" in text  # else a browser prints no bars
     assert "<th scope='col'>fused, tokens/s</th>" in text
     assert "<th scope='col'>fused, prompt ms</th>" in text
     assert "<th scope='row'>2,048</th><td>500 <small>1.00-3.00 ms</small></td>" in text
