@@ -17,6 +17,7 @@ A node stayed if the result has a node of the same type with one of its outputs.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -300,12 +301,13 @@ def _product(nodes: Iterable[onnx.NodeProto], reached: set[str], forwards: bool)
 
 
 def shape_texts(model: ir.Model) -> dict[str, str]:
-    """The shape of each value of the main graph, as text."""
+    """The shape of each value of the main graph, as text. A size that has no name is "?"."""
     info = analyse(model)
     texts: dict[str, str] = {}
     for node in model.graph:
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.name and value.name not in texts:
                 shape = info.shape(value)
-                texts[value.name] = "" if shape is None else f"[{', '.join(map(str, shape))}]"
+                sizes = (re.sub(r"\?\d+", "?", str(size)) for size in shape or ())
+                texts[value.name] = "" if shape is None else f"[{', '.join(sizes)}]"
     return texts

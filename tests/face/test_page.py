@@ -14,6 +14,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 
@@ -26,6 +27,7 @@ from fa_compiler.page.drawn import Drawn
 from fa_compiler.page.gain import gain_line, in_units
 from fa_compiler.page.page import Run, page
 from fa_compiler.page.provenance import Provenance, Written, gain_beside, page_beside
+from fa_compiler.page.regions import shape_texts
 from fa_compiler.page.wording import link_to, unbroken, worded
 from tests.graphs import harness
 
@@ -284,6 +286,13 @@ def test_text_stands_inside_of_boxes() -> None:
 def test_a_name_is_cut_by_its_breadth(name: str, kept: str) -> None:
     """Capitals and Chinese signs are broader than other letters, and commas are narrower."""
     assert shortened(name, SMALL_LETTERS) == kept
+
+
+def test_a_size_without_a_name_is_a_question_mark() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 17]> g (float[n] x) => (int64[1, m] y) { y = NonZero(x) z = Neg(y) }'
+    )
+    assert shape_texts(ir.from_proto(model)) == {"x": "[n]", "y": "[1, ?]", "z": "[1, ?]"}
 
 
 def test_a_picture_is_as_wide_as_its_boxes() -> None:
