@@ -8,11 +8,12 @@ arrows short. All text stands inside of boxes, where no arrow crosses it. The cl
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 WIDTH, GAP, BETWEEN = 184, 18, 36
 """In pixels: the width of a box, the space beside it, and the space between rows."""
@@ -29,11 +30,19 @@ LONGEST = 24
 NARROW, HIGHEST = 2, 2
 """A row of more boxes than NARROW gives sources to the row above it, if that one has fewer; by HIGHEST rows at most."""
 
-LETTERS = 25
-"""What fits into the title of a box."""
+LETTERS = 24
+"""What fits into the title of a box: letters as broad as "n"."""
 
-SMALL_LETTERS = 30
+SMALL_LETTERS = 28
 """What fits into a line below it."""
+
+NAME_LEFT, NAME_LETTER = 8, 8
+"""In pixels: where the name of a drawing begins, and how broad an "n" of it is."""
+
+BREADTHS = {**dict.fromkeys(" ,.:;'|()[]!/-ijlIfrt", 0.65), **dict.fromkeys("mwMW@%", 1.6)}
+"""How broad letters are beside "n", about. Other capitals have CAPITAL, and those that terminals draw over two
+columns have FULL."""
+CAPITAL, FULL = 1.2, 1.75
 
 STYLE = """
 svg { font: 11px system-ui, sans-serif; overflow: visible }
@@ -88,16 +97,21 @@ class Spot:
 
 def sheet(drawings: Sequence[tuple[str, Sequence[Box], Sequence[Arrow]]]) -> str:
     """Several drawings in a column, with their names above them."""
-    body: list[str] = []
-    top, width = 0.0, 0.0
+    top, drawn = 0.0, []
     for name, boxes, arrows in drawings:
         size, text = _drawn(boxes, arrows, name, "", f' y="{top + 32:g}"')
-        body += [f'<text class="title" x="8" y="{top + 22:g}">{escape(name)}</text>', text]
-        top, width = top + size[1] + 40, max(width, size[0])
+        drawn.append((name, top, size[0], text))
+        top += size[1] + 40
+    width = max((wide for _, _, wide, _ in drawn), default=0.0)
+    body: list[str] = []
+    for name, place, _, text in drawn:
+        shown = escape(shortened(name, int((width - 2 * NAME_LEFT) / NAME_LETTER)))
+        body += [f'<text class="title" x="{NAME_LEFT}" y="{place + 22:g}">{shown}</text>', text]
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {top:g}" width="{width:g}" height="{top:g}">'
     )
-    return "\n".join([head, f"<style>{STYLE}</style>", *body, "</svg>", ""])
+    paper = '<rect width="100%" height="100%" fill="#fff"/>'  # text is black, also where a page is dark
+    return "\n".join([head, f"<style>{STYLE}</style>", paper, *body, "</svg>", ""])
 
 
 def svg(boxes: Sequence[Box], arrows: Sequence[Arrow], name: str, style: str = STYLE) -> str:
@@ -256,8 +270,22 @@ def _text(kind: str, x: float, y: float, text: str) -> str:
 
 
 def shortened(text: str, letters: int = LETTERS) -> str:
-    """The text, its middle left out if it is too long: names of nodes differ at their ends."""
-    if len(text) <= letters:
+    """The text, its middle left out if it is broader than so many letters: names of nodes differ at their ends."""
+    if sum(map(_breadth, text)) <= letters:
         return text
-    front = (letters - 1) // 3
-    return f"{text[:front]}…{text[len(text) - (letters - 1 - front) :]}"
+    front = _fitting(text, (letters - 1) // 3)
+    end = _fitting(text[::-1], letters - 1 - sum(map(_breadth, front)))
+    return f"{front}…{end[::-1]}"
+
+
+def _fitting(text: str, room: float) -> str:
+    """As much of the beginning of a text as has room."""
+    breadths = accumulate(map(_breadth, text))
+    return text[: sum(1 for breadth in breadths if breadth <= room)]
+
+
+def _breadth(letter: str) -> float:
+    """How broad a letter is, beside "n"."""
+    if unicodedata.east_asian_width(letter) in "WF":
+        return FULL
+    return BREADTHS.get(letter, CAPITAL if letter.isupper() else 1)

@@ -11,7 +11,7 @@ from fa_compiler.atc.request import Parallel, Request, request_of
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
 from fa_compiler.command_line.models import progress_bar
 from fa_compiler.command_line.options import given
-from fa_compiler.command_line.render import print_report, print_table
+from fa_compiler.command_line.render import print_lines, print_report, print_table
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Severity
 from fa_compiler.model_files.writing import staging, write
@@ -30,8 +30,7 @@ def atc(args: argparse.Namespace) -> int:
         report, built = run.run(args.model, args.output, request, progress)
     if not args.quiet:
         print_report(report, args.explain)
-        for note in built.notes:
-            print(printable(f"note: {note}"))
+        print_lines(f"note: {note}" for note in built.notes)
         if (layer := built.details.get("layer")) is not None:
             print(f"one layer has {layer['operators']} operators; for {layer['kernels']} of them GE starts a kernel")
         print(printable(f"wrote {args.output}"))
@@ -103,7 +102,7 @@ def single_op(args: argparse.Namespace) -> int:
     with staging() as stage:
         write(stage.reserve(args.output), [text.encode()], args.output)
         stage.commit()
-    words = command(args.output.name, args.output.stem, soc or "Ascend910B2")
+    words = command(str(args.output), str(args.output.with_suffix("")), soc or "Ascend910B2")
     print(printable(f"wrote {args.output}; compile it with: {shlex.join(words)}"))
     return OK
 

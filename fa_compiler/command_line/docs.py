@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -24,19 +23,13 @@ def names() -> list[str]:
 
 def docs(args: argparse.Namespace) -> int:
     """List the pages, or print one of them or a part: laid out for a terminal, as it is for a pipe."""
-    from fa_compiler.command_line.render import console, print_table
+    from fa_compiler.command_line.render import print_markdown, print_table
 
     if args.page is None:
         print_table(("page", "content"), contents())
         print("fa-compiler docs PAGE prints a page, fa-compiler docs PAGE#HEADING the part below a heading")
         return OK
-    text = find(args.page)
-    if sys.stdout.isatty():
-        from rich.markdown import Markdown
-
-        console().print(Markdown(text))
-    else:
-        print(text)
+    print_markdown(find(args.page))
     return OK
 
 

@@ -53,10 +53,13 @@ _CLOSE = 0.7
 _FAULT = "--strict: an attention is not fused"
 """What the exit code 1 of the commands with --strict means."""
 
-_FILES_TEXT = """
-A failed run leaves no output. An output that exists is replaced; a link is written through. "-" is an ordinary file
-name. If a file goes to standard output (/dev/stdout), the text goes to standard error.
-"""
+_FILES_TEXT = (
+    "\nA failed run leaves no output. An output that exists is replaced; a link is written through. "
+    '"-" is an ordinary file name. If a file goes to standard output (/dev/stdout), the text goes to standard error.\n'
+)
+
+_WIDEST = 118
+"""Columns of a paragraph; longer lines are hard to read."""
 
 
 def _ends(different: str = "", writes: bool = True) -> str:
@@ -81,7 +84,19 @@ EXIT_CODES = _ends("a difference or a fault was found, or with --strict an atten
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
-    """Does not divide a word such as no-empty-rows at its hyphens."""
+    """Does not divide a word such as no-empty-rows at its hyphens, nor the commands of examples."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        lines: list[str] = []
+        for line in text.splitlines():
+            code = re.match(r"  \d+ +", line)
+            if code is None and line.startswith("  "):
+                lines.append(line)  # a command
+                continue
+            behind = " " * len(code[0]) if code else ""
+            wrapped = textwrap.wrap(line, min(width, _WIDEST), subsequent_indent=behind, break_on_hyphens=False)
+            lines += wrapped or [""]
+        return "".join(f"{indent}{line}\n" for line in lines)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
@@ -124,6 +139,17 @@ class _Parser(argparse.ArgumentParser):
         close = starts or difflib.get_close_matches(word, stems, n=1, cutoff=_CLOSE)
         return stems[close[0]] if close else None
 
+    def _command_meant(self, word: str) -> str:
+        """What an unknown command may stand for: an option, of this command or of those below it, or a near command."""
+        option = f"--{word}"
+        if option in self._option_string_actions:
+            return f"did you mean {option!r}?"
+        owners = [name for name, command in self.commands.items() if option in command._option_string_actions]
+        if owners:
+            return f"{option} is an option of {', '.join(owners)}"
+        close = difflib.get_close_matches(word, self.commands, n=1)
+        return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it; but an unknown option is named before what is missed because of it."""
         known = self._option_string_actions
@@ -138,11 +164,7 @@ class _Parser(argparse.ArgumentParser):
         message = _in_words(message)
         word = re.match(r"argument [A-Z]+: invalid choice: '(.*?)'", message)
         if word is not None:
-            close = difflib.get_close_matches(word[1], self.commands, n=1)
-            if f"--{word[1]}" in self._option_string_actions:
-                close = [f"--{word[1]}"]
-            known = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
-            message = f"unknown command {word[1]!r}: {known}"
+            message = f"unknown command {word[1]!r}: {self._command_meant(word[1])}"
             if word[1].endswith(".onnx") and "optimize" in self.commands:
                 message = f"a command stands in front of a file, such as: {self.prog} optimize {word[1]} -o fused.onnx"
         self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")

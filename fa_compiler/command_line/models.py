@@ -281,9 +281,9 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Bar(*columns, console=console(sys.stderr), transient=True) as bar:
-        task = bar.add_task("")
+        task = bar.add_task("", visible=False)  # until it is known what is done
 
         def show(what: str, done: int, total: int) -> None:
-            bar.update(task, description=printable(what), completed=done, total=total)
+            bar.update(task, description=printable(what), completed=done, total=total, visible=True)
 
         yield show

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
-from fa_compiler.command_line.render import print_table
+from fa_compiler.command_line.render import print_markdown, print_table
 from fa_compiler.op_registry import commands, runtimes, variants
 from fa_compiler.op_registry.around_kernels import around_matrix
 from fa_compiler.op_registry.documentation import constraints
@@ -18,7 +18,7 @@ def show_list(_: argparse.Namespace) -> int:
     for spec in commands.list_ops():
         counts = (str(len(entries)) for entries in (spec.inputs, spec.outputs, spec.attrs))
         rows.append((spec.name, *counts, ", ".join(variant.variant for variant in variants(spec.name))))
-    print_table(("operator", "inputs", "outputs", "attributes", "variants, newest last"), rows)
+    print_table(("operator", "in", "out", "attrs", "variants, newest last"), rows, names=True)
     return OK
 
 
@@ -36,10 +36,8 @@ def show_op(args: argparse.Namespace) -> int:
 
 
 def show_runtimes(_: argparse.Namespace) -> int:
-    """Print what runtimes take of the operators of ONNX and ONNX Runtime for attention and around it, as Markdown."""
-    print(runtimes.matrix())
-    print()
-    print(around_matrix())
+    """Print what runtimes take of the operators of ONNX and ONNX Runtime for attention and around it."""
+    print_markdown(f"{runtimes.matrix()}\n\n{around_matrix()}")
     return OK
 
 

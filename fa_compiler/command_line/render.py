@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
@@ -42,6 +44,10 @@ _PLAIN_HEAD = Box(str(SIMPLE_HEAD).replace(_RULE, _DASH), ascii=True)
 """The lines of tables where the output cannot show Rich's, as in a pipe of Windows. Rich's own choice has others."""
 
 
+_PAGE_LINK = re.compile(r"\[([^]]+)\]\((?:(\w[\w.]*)\.md(#[\w-]+)?|#[\w-]+)\)")
+"""A link to a page, or to a heading of the same one: its text, the name of the other page and the heading there."""
+
+
 class _Console(Console):
     """On a broken pipe Rich would exit with code 1, which here means "different"."""
 
@@ -56,13 +62,17 @@ def console(stream: TextIO | None = None) -> Console:
 
 
 def _width(stream: TextIO) -> int:
+    return _told_width(stream) or _PIPE_WIDTH
+
+
+def _told_width(stream: TextIO) -> int | None:
+    """The columns that COLUMNS or the terminal has; None where there is neither."""
     told = os.environ.get("COLUMNS", "")
     if told.isdecimal() and int(told):
         return int(told)
     with contextlib.suppress(OSError, ValueError):  # no terminal, or no file at all
-        if columns := os.get_terminal_size(stream.fileno()).columns:
-            return columns
-    return _PIPE_WIDTH
+        return os.get_terminal_size(stream.fileno()).columns or None
+    return None
 
 
 def print_report(report: Report, explain: bool) -> None:
@@ -72,28 +82,35 @@ def print_report(report: Report, explain: bool) -> None:
     if report.blocks:
         _print_table(out, ("block", "status", "anchor", "what"), (_row(block) for block in report.blocks))
     if explain:
-        for block in report.blocks:
-            _explain(out, block)
+        print_lines([line for block in report.blocks for line in _explained(block)])
+        print_lines(map(str, (*report.around, *report.caches)))
     else:
-        for line in (*report.advice, *report.missed):
-            out.print(Text(printable(line)))
-    for line in map(str, report.around) if explain else report.around_lines:
-        out.print(Text(printable(line)))
-    for cache in report.caches:
-        out.print(Text(printable(str(cache))))
-    for note in report.notes:
-        out.print(Text(printable(note)))
-    out.print(Text(printable(report.summary)))
+        print_lines([*report.advice, *report.missed, *report.around_lines, *report.cache_lines])
+    print_lines([*report.notes, report.summary])
 
 
 def print_comparison(comparison: Comparison) -> None:
     """Print the table of outputs and the verdict."""
     header, *rows = comparison._rows
     styles = ["green" if output.fault is None else "red" for output in comparison.outputs]
-    out = console()
-    _print_table(out, header, ([*row[:-1], Text(row[-1], style)] for row, style in zip(rows, styles, strict=True)))
-    for line in comparison._lines:
-        out.print(Text(line))
+    shown: list[Sequence[str | Text]] = [
+        (*row[:-1], Text(row[-1], style)) for row, style in zip(rows, styles, strict=True)
+    ]
+    _print_table(console(), header, shown)
+    print_lines(comparison._lines)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print sentences. On a terminal, or where COLUMNS is set, they are broken between words; in a pipe each one stays
+    a line, which a search finds."""
+    width = _told_width(sys.stdout)
+    for line in (_encodable(line, sys.stdout.encoding or "utf-8") for line in lines):
+        if width is None:
+            print(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) + 2 * (line[:1] == " "))
+        broken = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
+        print("\n".join(broken))
 
 
 class MeasuredRows:
@@ -127,7 +144,8 @@ class MeasuredRows:
 
     def end(self, measured: Benchmark) -> None:
         """Print what stands below the table."""
-        print("", *measured._lines, sep="\n")
+        print()
+        print_lines(measured._lines)
 
 
 def _fitted(widths: Iterable[int], room: int) -> list[int]:
@@ -144,17 +162,37 @@ def print_choices(choices: Choices) -> None:
     if rows:
         print_table(("runtime", "blocks", "target", "operator, or why not"), rows)
     else:
-        console().print(Text(printable(f"{choices.model}: no attention found")))
+        print_lines([f"{choices.model}: no attention found"])
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table with a heading."""
-    _print_table(console(), headings, rows)
+def print_markdown(text: str) -> None:
+    """Print a text in Markdown: laid out for a terminal, as it is for a pipe. A terminal cannot follow a link to a
+    page; the name of the page, which `fa-compiler docs` takes, stands in its place."""
+    if sys.stdout.isatty():
+        from rich.markdown import Markdown
+
+        console().print(Markdown(_PAGE_LINK.sub(_named, text)))
+    else:
+        print(text)
 
 
-def _print_table(out: Console, headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
+def _named(link: re.Match[str]) -> str:
+    """A link as text: what it says, and the page unless that names it."""
+    said, page, heading = link.groups(default="")
+    return said if page in said else f"{said} ({page}{heading})"
+
+
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: bool = False) -> None:
+    """Print a table with a heading. With `names` the cells of its first column are not broken, where they are no wider
+    than half of the output."""
+    _print_table(console(), headings, rows, names)
+
+
+def _print_table(
+    out: Console, headings: Sequence[str], rows: Iterable[Sequence[str | Text]], names: bool = False
+) -> None:
     """Print a table."""
-    out.file.write("".join(f"{line}\n" for line in _table_lines(out, headings, rows)))
+    out.file.write("".join(f"{line}\n" for line in _table_lines(out, headings, rows, names=names)))
 
 
 def _table_lines(
@@ -162,18 +200,26 @@ def _table_lines(
     headings: Sequence[str],
     rows: Iterable[Sequence[str | Text]],
     widths: Iterable[int | None] | None = None,
+    names: bool = False,
 ) -> list[str]:
     """The lines of a table, without the spaces with which Rich fills its last column. Its columns are as wide as their
-    content, or have these `widths`."""
+    content, or have these `widths`. `names` is that of `print_table`."""
     box = SIMPLE_HEAD if out.encoding.startswith("utf") else _PLAIN_HEAD
     table = Table(box=box, pad_edge=False)
     for heading, width in zip(headings, widths or [None] * len(headings), strict=True):
         table.add_column(heading, overflow="fold", width=width)
+    rows = [*rows]
+    table.columns[0].no_wrap = names and all(len(row[0]) <= out.width // 2 for row in rows)
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(printable(cell)) for cell in row))
+        table.add_row(*(cell if isinstance(cell, Text) else Text(_encodable(cell, out.encoding)) for cell in row))
     with out.capture() as captured:
         out.print(table)
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def _encodable(cell: str, encoding: str) -> str:
+    """The text as the output shows it: letters that its encoding does not have are escaped before it is laid out."""
+    return printable(cell).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _row(block: Block) -> tuple[str | Text, ...]:
@@ -181,8 +227,8 @@ def _row(block: Block) -> tuple[str | Text, ...]:
     return str(block.id), status, block.anchor, block.what
 
 
-def _explain(out: Console, block: Block) -> None:
-    """Print all that is known of a block."""
+def _explained(block: Block) -> list[str]:
+    """All that is known of a block."""
     lines = [f"block {block.id} ({block.kind}) at {block.anchor}: {block.status.replace('_', ' ')}"]
     if block.status == "fused":
         node = f", node {block.node}" if block.node else ""
@@ -199,8 +245,7 @@ def _explain(out: Console, block: Block) -> None:
         lines.append(f"  missed {missed.word}: {missed.code.meaning}")
         told = {"reason: ": missed.reason, "because of ": missed.culprit, "try: ": missed.hint}
         lines += _labelled("    ", told)
-    for line in lines:
-        out.print(Text(printable(line)))
+    return lines
 
 
 def _labelled(indent: str, told: Mapping[str, str | None]) -> list[str]:

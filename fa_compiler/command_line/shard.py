@@ -6,19 +6,20 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from fa_compiler import shell
 from fa_compiler.command_line.exit_codes import OK
 from fa_compiler.command_line.models import progress_bar
 from fa_compiler.command_line.options import given
-from fa_compiler.command_line.render import print_table
+from fa_compiler.command_line.render import print_lines, print_table
 from fa_compiler.op_registry.collectives import MERGE, METHODS
-from fa_compiler.parallel.sharding import Sharded
+from fa_compiler.parallel.sharding import MIB, Sharded
 from fa_compiler.parallel.sharding import shard as shard_model
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Choice, Machine
 from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.shard import ShardReport
+
+_COSTS = "each pair is the MiB that a rank sends and the milliseconds that the cost model expects,"
 
 
 def shard(args: argparse.Namespace) -> int:
@@ -35,48 +36,34 @@ def shard(args: argparse.Namespace) -> int:
 
 
 def _print(result: Sharded) -> None:
-    report = result.report
-    _print_methods(report)
-    _print_handed(report)
-    for what, axes in (("input", report.inputs), ("output", report.outputs)):
-        for name, axis in axes.items():
-            where = "whole on every rank" if axis is None else f"in parts along dimension {axis}"
-            print(printable(f"{what} {name}: {where}"))
-    if report.gathered:
-        print(printable(f"all ranks get all tokens of {', '.join(report.gathered)}"))
-    print(f"{report.ranks} rank{'s' if report.ranks > 1 else ''}, {report.order} order")
-    if report.caches:
-        print("each rank has its part of the caches in turn: of N ranks, rank r has the tokens r, r + N, r + 2 N, ..")
-    command = f"mpirun -n {report.ranks} fa-compiler run {shell.command([str(result.path)])}"
-    print(printable(f"wrote {result.path}; run it with: {command} --inputs X.npz --outputs Y.npz"))
-
-
-_COSTS = "each pair is the MiB that a rank sends and the milliseconds that the cost model expects,"
+    _print_methods(result.report)
+    _print_handed(result.report)
+    *lines, next_step = result._lines
+    print_lines(lines)
+    print(next_step)  # unbroken: it has a command to be copied
 
 
 def _print_methods(report: ShardReport) -> None:
     rows = [_told(choice, METHODS) for choice in report.choices if choice.held is None]
     if rows:
         print_table(("attention", "method", *METHODS), rows)
-        print(f"{_COSTS} for {report.length:,} tokens; - is a method that is not possible")
+        print_lines([f"{_COSTS} for {report.length:,} tokens; - is a method that is not possible"])
     rows = [
-        (*_told(choice, (MERGE,)), f"{choice.held / (1 << 20):.2f}")
-        for choice in report.choices
-        if choice.held is not None
+        (*_told(choice, (MERGE,)), f"{choice.held / MIB:.2f}") for choice in report.choices if choice.held is not None
     ]
     if rows:
         print_table(("attention", "method", MERGE, "caches of a rank"), rows)
-        print(f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches")
+        print_lines([f"{_COSTS} for {report.length:,} keys in the caches; the last column is the MiB of its caches"])
 
 
 def _print_handed(report: ShardReport) -> None:
     rows = [
-        (printable(each.name), f"{each.sent(report.order, report.ranks, report.batch) / (1 << 20):.2f}")
+        (printable(each.name), f"{each.sent(report.order, report.ranks, report.batch) / MIB:.2f}")
         for each in report.handed
     ]
     if rows:
         print_table(("linear attention or convolution", "sent"), rows)
-        print("the MiB of states, or of tokens in front of a window, that a rank sends, whatever the length is")
+        print_lines(["the MiB of states, or of tokens in front of a window, that a rank sends, whatever the length is"])
 
 
 def _told(choice: Choice, methods: Sequence[str]) -> tuple[str, ...]:
@@ -85,4 +72,4 @@ def _told(choice: Choice, methods: Sequence[str]) -> tuple[str, ...]:
 
 
 def _cost(sent: int | None, seconds: float | None) -> str:
-    return "-" if sent is None or seconds is None else f"{sent / (1 << 20):.2f}, {seconds * 1e3:.2f}"
+    return "-" if sent is None or seconds is None else f"{sent / MIB:.2f}, {seconds * 1e3:.2f}"

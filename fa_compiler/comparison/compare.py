@@ -146,10 +146,13 @@ class Comparison(Shown):
     def outcome(self) -> str:
         """How many outputs agree, in one line."""
         count = len(self.outputs)
-        if not self.same:
-            verdict = f"{sum(output.fault is not None for output in self.outputs)} of {count} outputs differ"
+        if count == 1:
+            verdict = "the output agrees" if self.same else "the output differs"
+        elif self.same:
+            verdict = f"all {count} outputs agree"
         else:
-            verdict = "the output agrees" if count == 1 else f"all {count} outputs agree"
+            other = sum(output.fault is not None for output in self.outputs)
+            verdict = f"{other} of {count} outputs {'differs' if other == 1 else 'differ'}"
         return f"{verdict} (tolerance {self.tolerance:g} of an output's largest finite value)"
 
     @property

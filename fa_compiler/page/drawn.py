@@ -16,8 +16,7 @@ from fa_compiler.lowering.drawing import Arrow, Box
 from fa_compiler.lowering.onnx_file import to_graph_operators
 from fa_compiler.model_files.foreign_types import without_types
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.op_registry import DOMAIN, get
-from fa_compiler.page.regions import Region, Regions, data_inputs, is_fused, shape_texts
+from fa_compiler.page.regions import Region, Regions, data_inputs, is_fused, shape_texts, spec_of
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.report import Code
 
@@ -79,13 +78,14 @@ class Drawn:
             loaded: the model before.
             result: the model after, as `pipeline.run` returns it; None if it was not changed.
         """
+        original = to_graph_operators(loaded.proto)
         result = None if result is None else to_graph_operators(result)
         shapes = shape_texts(loaded.to_ir())
         if result is not None:
             shapes |= shape_texts(ir.from_proto(without_types(result, loaded.foreign) if loaded.foreign else result))
-        pencil = _Pencil(shapes, frozenset(value.name for value in loaded.proto.graph.output))
-        kinds = _kinds(report, Regions.of(loaded.proto, result), pencil)
-        return Drawn(report, loaded.proto, result, tuple(kinds))
+        pencil = _Pencil(shapes, frozenset(value.name for value in original.graph.output))
+        kinds = _kinds(report, Regions.of(original, result), pencil)
+        return Drawn(report, original, result, tuple(kinds))
 
 
 def _kinds(report: Report, regions: Regions, pencil: _Pencil) -> Iterator[Kind]:
@@ -99,8 +99,8 @@ def _kinds(report: Report, regions: Regions, pencil: _Pencil) -> Iterator[Kind]:
         key = (*outcome, block.assumed, block.code, reason, block.hint, missed, _form(before), _form(after))
         found.setdefault(key, []).append((block, before, after))
     for alike in found.values():
-        block, *regions_of_first = alike[0]
-        sides = zip(("before", "after"), regions_of_first, strict=True)
+        block, before, after = alike[0]
+        sides = [("before", before), ("after", after)] if after.nodes else [("in the model", before)]
         drawings = (pencil.drawing(title, region, block) for title, region in sides if region.nodes)
         yield Kind(tuple(each[0] for each in alike), tuple(drawings))
 
@@ -232,7 +232,8 @@ def _attributes(node: onnx.NodeProto) -> Iterator[str]:
     """The attributes of a fused node that say more than their default."""
     if not is_fused(node):
         return
-    defaults = {spec.name: _shown(spec.default) for spec in get(node.op_type).attrs} if node.domain == DOMAIN else {}
+    spec = spec_of(node)
+    defaults = {} if spec is None else {attr.name: _shown(attr.default) for attr in spec.attrs}
     for attribute in node.attribute:
         text = _text(attribute)
         if text != defaults.get(attribute.name):

@@ -1,4 +1,5 @@
-"""The page that `bench --html` writes: how fast both models are and how much memory they take, as bars and as a table.
+"""The page that `bench --html` writes: how fast both models are and how much memory they take, as bars and as a table;
+for a decoder also whether both make the same.
 
 The bars of one length stand beneath each other, the original's above the fused model's. The longer one has the same
 width at each length: short sequences take a hundredth of the time of long ones, and have bars, too. A thin line over
@@ -7,14 +8,15 @@ the end of a bar shows where eight of ten runs lie. The page needs no network.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
-from urllib.parse import quote
 
 from fa_compiler.measuring.figures import MIB, Benchmark, Measure, Timing
 from fa_compiler.page.page import document, title_of
 from fa_compiler.page.provenance import Provenance, page_beside
+from fa_compiler.page.wording import link_to
 
 LONGEST = 85
 """The longer bar of each length, in percent of the width. The rest is for the line over its end."""
@@ -33,6 +35,8 @@ main { max-width: 900px }
   linear-gradient(to left, var(--line), transparent) right / 12px 100% no-repeat scroll }
 .wide { margin-bottom: .8rem } .wide small { display: block; color: var(--faint); white-space: nowrap }
 .wide td, .wide th { vertical-align: top } .wide td { white-space: nowrap }
+@media print { .wide { overflow: visible; background: none }
+  .wide th, .wide td { padding: .2rem .3rem; font-size: .8rem } .bar, .spread { print-color-adjust: exact } }
 @media (max-width: 600px) { .wide th, .wide td { padding: .2rem .25rem; font-size: .8rem } .row { gap: .4rem } }
 """
 
@@ -61,7 +65,8 @@ def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> 
         yield from _plot(ran, unit, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
         yield "<h2>Peak memory</h2>"
         yield from _plot(ran, unit, "MiB", lambda timing: timing.memory / MIB, None)
-        yield from _table(ran, unit)
+        yield from _table(measured._rows)
+        yield from _agreement(measured)
     yield from (f"<p>{_sentence(fault)}</p>" for fault in measured.faults)
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
@@ -81,7 +86,7 @@ def _link(measured: Benchmark, place: Path | None) -> str:
     page, title = page_beside(place), f"<title>{escape(title_of(measured.report))}</title>"
     if page == place or not page.is_file() or title not in page.read_text(encoding="utf-8", errors="replace"):
         return ""
-    return f"; <a href='{escape(quote(page.name))}'>{escape(page.name)}</a> shows them"
+    return f"; {link_to(page.name)} shows them"
 
 
 def _verdict(ran: Sequence[Measure], unit: str) -> str:
@@ -118,17 +123,25 @@ def _plot(
     yield "</div>"
 
 
-def _table(ran: Sequence[Measure], unit: str) -> Iterator[str]:
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """The table that the command prints. What stands in brackets there stands below its number here."""
     yield '<h2>Figures</h2><div class="wide" tabindex="0" role="group" aria-label="Figures"><table><thead><tr>'
-    columns = (unit, "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB")
-    yield from (f"<th scope='col'>{column}</th>" for column in columns)
+    header, *rest = rows
+    yield from (f"<th scope='col'>{column}</th>" for column in header)
     yield "</tr></thead><tbody>"
-    for measure in ran:
-        both = measure.sides
-        cells = [f"{_number(each.median)} <small>{_number(each.low)}-{_number(each.high)}</small>" for each in both]
-        cells += [f"{measure.ratio:.2f} x", *(f"{each.memory / MIB:,.0f}" for each in both)]
-        yield f"<tr><th scope='row'>{measure.length:,}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    for length, *cells in rest:
+        told = (re.sub(r" \((.*)\)", r" <small>\1</small>", cell) for cell in cells)
+        yield f"<tr><th scope='row'>{int(length):,}</th>{''.join(f'<td>{cell}</td>' for cell in told)}</tr>"
     yield "</tbody></table></div>"
+
+
+def _agreement(measured: Benchmark) -> Iterator[str]:
+    """Whether a decoder and its fused form made the same."""
+    lines = [line for measure in measured.measured for line in measure.agreement]
+    if lines:
+        yield "<h2>Are the results the same?</h2><ul>"
+        yield from (f"<li>{_sentence(line)}</li>" for line in lines)
+        yield "</ul>"
 
 
 def _sentence(text: str) -> str:

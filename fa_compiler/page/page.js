@@ -16,12 +16,24 @@ if (form) {
   form.addEventListener("submit", (event) => event.preventDefault());
 }
 
+const closed = [];
+addEventListener("beforeprint", () => {
+  closed.push(...document.querySelectorAll(".kind:not([open])"));
+  for (const kind of closed) kind.open = true;
+});
+addEventListener("afterprint", () => { for (const kind of closed.splice(0)) kind.open = false; });
+
 const WHOLE = 0.7, READABLE = 0.8;  // of the size in which text is drawn
 for (const figure of document.querySelectorAll("figure")) {
   const view = figure.querySelector(".view"), drawing = view.querySelector("svg");
   const full = { width: drawing.width.baseVal.value, height: drawing.height.baseVal.value };
+  const part = figure.querySelector(".part");
   let scale = 1, x = 0, y = 0;
-  const move = () => { drawing.style.transform = `translate(${x}px, ${y}px) scale(${scale})`; };
+  const move = () => {
+    drawing.style.transform = `translate(${x}px, ${y}px) scale(${scale})`;
+    part.hidden = x > -1 && y > -1 && x + full.width * scale < view.clientWidth + 1 &&
+      y + full.height * scale < view.clientHeight + 1;
+  };
   const tall = (size) => Math.min(760, Math.max(160, Math.ceil(full.height * size)));
   const fit = () => {
     view.style.height = `${tall(Math.min(1, view.clientWidth / full.width))}px`;
@@ -58,14 +70,24 @@ for (const figure of document.querySelectorAll("figure")) {
     width = view.clientWidth;
     requestAnimationFrame(open);
   }).observe(view);
+  const isActive = () => document.activeElement === view;  // else wheel and finger scroll the page, and do not stick here
   view.addEventListener("wheel", (event) => {
+    if (!isActive() && !event.ctrlKey) return;
     event.preventDefault();
     const place = view.getBoundingClientRect();
     zoom(event.deltaY < 0 ? 1.15 : 1 / 1.15, event.clientX - place.left, event.clientY - place.top);
   }, { passive: false });
-  view.addEventListener("pointerdown", (event) => { view.setPointerCapture(event.pointerId); view.style.cursor = "grabbing"; });
+  let wasActive = false;
+  view.addEventListener("click", (event) => {  // a tap takes hold of the drawing, and the next one lets go
+    if (event.pointerType === "touch" && wasActive) view.blur(); else view.focus({ preventScroll: true });
+  });
+  const isDrag = (event) => event.buttons && (isActive() || event.pointerType !== "touch");
+  view.addEventListener("pointerdown", (event) => {
+    wasActive = isActive();
+    if (isDrag(event)) { view.setPointerCapture(event.pointerId); view.style.cursor = "grabbing"; }
+  });
   view.addEventListener("pointermove", (event) => {
-    if (event.buttons) { x += event.movementX; y += event.movementY; move(); }
+    if (isDrag(event)) { x += event.movementX; y += event.movementY; move(); }
   });
   view.addEventListener("pointerup", () => { view.style.cursor = ""; });
   view.addEventListener("keydown", (event) => {

@@ -7,12 +7,11 @@ The page holds its styles, its script and its drawings, and asks no network for 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from pathlib import Path
-from urllib.parse import quote
 
 import onnx
 
@@ -22,7 +21,7 @@ from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
 from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of
 from fa_compiler.page.provenance import Provenance, Written
-from fa_compiler.page.wording import unbroken, worded
+from fa_compiler.page.wording import link_to, unbroken, worded
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.report import Missed, first_of, ranges
 from fa_compiler.protos.subgraphs import all_nodes
@@ -30,6 +29,9 @@ from fa_compiler.protos.subgraphs import all_nodes
 LENGTHS = (512, 2048, 8192, 32768)
 """The sequence lengths for which the page says how large the scores are."""
 ROLES = ("query", "key", "value", "mask", "bias")
+PART = "A part is shown. Drag to see the rest, on a touch screen after a tap; the wheel zooms after a click."
+WITHOUT_SCRIPT = ".view { height: auto; overflow: auto; cursor: auto } .tools, #theme, form { display: none }"
+"""The styles where a viewer of files runs no scripts."""
 STATUS = {
     "fused": "fused",
     "already_fused": "already fused",
@@ -54,7 +56,7 @@ class Run:
 def page(drawn: Drawn, run: Run | None = None) -> str:
     """The page of a run; without `run` it tells nothing of the command, the machine and the files."""
     report = drawn.report
-    body = [*_summary(drawn, run), *_left(report), *_missed(report)]
+    body = [*_summary(drawn, run), *_left(report), *_missed(report), *_remarks(report)]
     if run is not None:
         body += _how_to_run(run, drawn)
     body += _controls(drawn.kinds)
@@ -78,7 +80,8 @@ def document(title: str, body: Sequence[str], script: str | None = None, own_sty
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{style}</style></head><body>",
+            f"<title>{escape(title)}</title><style>{style}</style>",
+            f"<noscript><style>{WITHOUT_SCRIPT}</style></noscript></head><body>",
             f'<header><h1>{escape(title)}</h1><button id="theme" type="button">dark</button></header><main>',
             *body,
             f"</main><script>{script}</script></body></html>",
@@ -109,11 +112,11 @@ def _summary(drawn: Drawn, run: Run | None) -> Iterator[str]:
     report, result = drawn.report, drawn.result
     yield "<section aria-labelledby='summary'><h2 id='summary'>Summary</h2>"
     yield f"<p class='verdict'>{_verdict(report)}</p>"
+    if run is not None:
+        yield from _verified(run.written)
     if not report.attentions:
         yield "</section>"
         return
-    if run is not None:
-        yield from _verified(run.written)
     yield "<dl class='cards'>"
     yield from (f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _cards(drawn, run).items())
     yield "</dl>"
@@ -156,6 +159,10 @@ def _verified(written: Written | None) -> Iterator[str]:
             f"<p class='note'><strong>Verified in ONNX Runtime:</strong> {escape(found.outcome)}; the largest "
             f"difference is {largest:.2g}; {escape(found.given)}.</p>"
         )
+        _, *doubts, _ = found._lines
+        yield from (f"<p class='note'>{escape(f'{doubt[0].upper()}{doubt[1:]}')}.</p>" for doubt in doubts)
+        header, *rows = found._rows
+        yield from _folded("Differences by output", header, rows)
 
 
 def _verdict(report: Report) -> str:
@@ -185,18 +192,19 @@ def _outcome(fused: int, total: int) -> str:
 def _memory(report: Report, scores: Scores) -> Iterator[str]:
     fixed = [f"{size:,} {_plural(size, what)}" for size, what in ((scores.rows, "row"), (scores.keys, "key")) if size]
     of = ", ".join((f"{scores.heads} {_plural(scores.heads, 'head')}", *fixed, "one sequence"))
+    size = "This" if scores.is_open else in_units(scores.count_bytes(0))
     yield "<h3>Memory that is not needed any more</h3>"
     yield (
-        f"<p>This is the size of the scores and the probabilities of one attention with {of}, in float32. The model "
+        f"<p>{size} is the size of the scores and the probabilities of one attention with {of}, in float32. The model "
         "holds all of them at once. The fused operator holds a small part of them at a time.</p>"
     )
     if not scores.is_open:
-        saved, added = scores.count_bytes(0), added_by_mask(report, 0)
-        more = f", but a mask takes {in_units(added)} more: {in_all(saved, added)} in all" if added else ""
-        yield f"<p>{in_units(saved)}{more}</p>"
+        if added := added_by_mask(report, 0):
+            taken = f"A mask takes {in_units(added)} more, because the operator takes it in full only"
+            yield f"<p>{taken}: {in_all(scores.count_bytes(0), added)} in all.</p>"
         return
     rows = [(length, scores.count_bytes(length), added_by_mask(report, length)) for length in LENGTHS]
-    columns = ["tokens", "scores and probabilities"]
+    columns = ["keys" if scores.rows else "tokens", "scores and probabilities"]
     if any(added for _, _, added in rows):
         yield "<p>The operator takes the mask in full only. This needs memory that the model does not need.</p>"
         columns += ["added by the mask", "in all"]
@@ -210,11 +218,17 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
 def _operators(original: onnx.ModelProto, result: onnx.ModelProto) -> Iterator[str]:
     """The number of nodes of each operator before and after, folded away."""
     before, after = (Counter(node.op_type for node in all_nodes(model.graph.node)) for model in (original, result))
-    yield "<details class='more'><summary>Nodes by operator</summary><table><thead><tr>"
-    yield from (f"<th scope='col'>{column}</th>" for column in ("operator", "before", "after"))
+    rows = [(name, f"{before[name]:,}", f"{after[name]:,}") for name in sorted({*before, *after})]
+    yield from _folded("Nodes by operator", ("operator", "before", "after"), rows)
+
+
+def _folded(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """A table that is folded away."""
+    yield f"<details class='more'><summary>{title}</summary><table><thead><tr>"
+    yield from (f"<th scope='col'>{column}</th>" for column in header)
     yield "</tr></thead><tbody>"
-    for name in sorted({*before, *after}):
-        yield f"<tr><td>{escape(name)}</td><td>{before[name]:,}</td><td>{after[name]:,}</td></tr>"
+    for row in rows:
+        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
     yield "</tbody></table></details>"
 
 
@@ -250,6 +264,15 @@ def _missed(report: Report) -> Iterator[str]:
     yield "</ul></section>"
 
 
+def _remarks(report: Report) -> Iterator[str]:
+    """What the command prints below its table, too: the operators around attention, caches, and notes."""
+    lines = [*report.around_lines, *report.cache_lines, *report.notes]
+    if lines:
+        yield "<section aria-labelledby='remarks'><h2 id='remarks'>What else to know</h2><ul>"
+        yield from (f"<li>{unbroken(line)}</li>" for line in lines)
+        yield "</ul></section>"
+
+
 def _better(missed: Missed) -> str:
     """What could be better, why it is not, and what the user can do."""
     where = f" (<code>{escape(missed.culprit)}</code>)" if missed.culprit else ""
@@ -275,7 +298,7 @@ def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
         decoding = ["--decode"] if caches_of(drawn.original) else []
         command = ["fa-compiler", "bench", str(run.model), *decoding, *run.options, "--html", str(run.gain)]
         yield from _code(shell.command(command))
-        link = f"<a href='{escape(quote(run.gain.name))}'>{escape(run.gain.name)}</a>"
+        link = link_to(run.gain.name)
         yield f"<p>This command writes {link} beside this page.</p>"
     yield "</section>"
 
@@ -366,7 +389,7 @@ def _advice(block: Block) -> Iterator[str]:
 def _figure(drawing: Drawing) -> Iterator[str]:
     name = f"{drawing.title}: {drawing.nodes} {_plural(drawing.nodes, 'node')}"
     cut = " (more nodes belong to it than are drawn)" if drawing.cut else ""
-    yield f"<figure><figcaption>{name}{cut}</figcaption>"
+    yield f"<figure><figcaption>{name}{cut}<small class='part' hidden>{PART}</small></figcaption>"
     yield "<div class='tools'><button type='button' data-zoom='1.25' aria-label='larger'>+</button>"
     yield "<button type='button' data-zoom='0.8' aria-label='smaller'>−</button>"
     yield "<button type='button' data-zoom='0'>fit</button></div>"

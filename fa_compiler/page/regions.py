@@ -4,6 +4,8 @@
     --------   ---------------------------------------------   ------------------------------------------------
     fused      the nodes that are gone, backwards from the     the fused node, and the new nodes between it and
                values that its results replace                 the nodes that stayed
+    already    the operator                                    nothing
+    fused
     declined   the nodes around the softmax, up to the         nothing
                matrix products on both sides; what these
                read is called query, key and value
@@ -15,14 +17,18 @@ A node stayed if the result has a node of the same type with one of its outputs.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 import onnx
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN, get
+from fa_compiler.op_registry import DOMAIN, OpSpec, get
+from fa_compiler.op_registry.collectives import DOMAIN as PARALLEL
+from fa_compiler.op_registry.collectives import SPECS
 from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.protos.subgraphs import all_nodes
@@ -68,12 +74,34 @@ STANDARD_INPUTS = {
 
 def is_fused(node: onnx.NodeProto) -> bool:
     """Is a node an attention in one operator?"""
-    return node.domain == DOMAIN or node.op_type in STANDARD_INPUTS
+    return spec_of(node) is not None or node.op_type in STANDARD_INPUTS
+
+
+def spec_of(node: onnx.NodeProto) -> OpSpec | None:
+    """The registry's operator that a node is, or that all ranks of a sharded model compute together."""
+    if node.domain == DOMAIN:
+        return get(node.op_type)
+    return get(SPECS[node.op_type]) if node.domain == PARALLEL and node.op_type in SPECS else None
 
 
 def _input_names(node: onnx.NodeProto) -> tuple[str, ...]:
     """The names of a fused node's inputs."""
-    return tuple(get(node.op_type).input_names) if node.domain == DOMAIN else STANDARD_INPUTS[node.op_type]
+    spec = spec_of(node)
+    return STANDARD_INPUTS[node.op_type] if spec is None else tuple(spec.input_names)
+
+
+def _inputs(node: onnx.NodeProto) -> Iterator[tuple[str, str]]:
+    """The inputs of a fused node, each with its role."""
+    for name, known in zip_longest(node.input, _input_names(node)[: len(node.input)], fillvalue=""):
+        yield name, INPUT_ROLES.get(known, "other")
+
+
+def _joined(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """The role of each value. A value with several roles has all of them, unless one is "other"."""
+    roles: dict[str, dict[str, None]] = {}
+    for value, role in found:
+        roles.setdefault(value, {})[role] = None
+    return {value: "other" if "other" in several else ", ".join(several) for value, several in roles.items()}
 
 
 @dataclass(frozen=True)
@@ -138,6 +166,10 @@ class Regions:
             node = next((node for node in self.result.nodes if node.name == block.node and is_fused(node)), None)
             if node is not None:
                 return self._replaced(node, self.result)
+        if block.status == "already_fused":
+            node = next((node for node in self.original.nodes if node.name == block.anchor and is_fused(node)), None)
+            if node is not None:
+                return Region((node,), _joined((name, role) for name, role in _inputs(node) if name)), Region()
         near = self._near(block.anchor)
         return (near if block.status != "not_attention" else replace(near, roles={})), Region()
 
@@ -145,10 +177,7 @@ class Regions:
 
     def _replaced(self, node: onnx.NodeProto, result: Side) -> tuple[Region, Region]:
         new: dict[int, onnx.NodeProto] = {id(node): node}
-        found: dict[str, dict[str, None]] = {}
-        for value, role in self._operands(node, result, new):
-            found.setdefault(value, {})[role] = None
-        roles = {value: "other" if "other" in several else ", ".join(several) for value, several in found.items()}
+        roles = _joined(self._operands(node, result, new))
         before: list[onnx.NodeProto] = []
         seen: set[int] = set()
         queue = deque(self._replaced_values(node, result, new))
@@ -170,9 +199,7 @@ class Regions:
     ) -> Iterator[tuple[str, str]]:
         """The values of the original that the fused node reads, each with its role, and the new values between. A value
         such as a packed projection has several roles. Constants that the new nodes read are left out."""
-        names = _input_names(node)
-        for number, name in enumerate(node.input):
-            role = INPUT_ROLES.get(names[number] if number < len(names) else "", "other")
+        for name, role in _inputs(node):
             queue, seen = deque([name] if name else []), set[str]()
             while queue:
                 value = queue.popleft()
@@ -274,12 +301,13 @@ def _product(nodes: Iterable[onnx.NodeProto], reached: set[str], forwards: bool)
 
 
 def shape_texts(model: ir.Model) -> dict[str, str]:
-    """The shape of each value of the main graph, as text."""
+    """The shape of each value of the main graph, as text. A size that has no name is "?"."""
     info = analyse(model)
     texts: dict[str, str] = {}
     for node in model.graph:
         for value in (*node.inputs, *node.outputs):
             if value is not None and value.name and value.name not in texts:
                 shape = info.shape(value)
-                texts[value.name] = "" if shape is None else f"[{', '.join(map(str, shape))}]"
+                sizes = (re.sub(r"\?\d+", "?", str(size)) for size in shape or ())
+                texts[value.name] = "" if shape is None else f"[{', '.join(sizes)}]"
     return texts

@@ -13,16 +13,19 @@ from typing import Any, Unpack
 
 import onnx
 
+from fa_compiler import shell
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry.collectives import MERGE, METHODS
+from fa_compiler.parallel.segments import record_of
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.option import read_options
 from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
-from fa_compiler.passes.answer.report import Progress
+from fa_compiler.passes.answer.report import Progress, printable
+from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.parallel.methods import Choice
 from fa_compiler.passes.parallel.options import ParallelOptions, ShardKeywords
 from fa_compiler.passes.parallel.places import Refusal
@@ -38,8 +41,12 @@ MODEL = "model.onnx"
 MOST_RANKS = 1 << 16
 
 
-@dataclass(frozen=True)
-class Sharded:
+MIB = 1 << 20
+_IN_TURN = "each rank has its part of the caches in turn: of N ranks, rank r has the tokens r, r + N, r + 2 N and so on"
+
+
+@dataclass(frozen=True, repr=False)
+class Sharded(Shown):
     """The result of `shard`: the path of the model, what became of it, and how its attention was fused before."""
 
     path: Path
@@ -49,6 +56,41 @@ class Sharded:
     def to_json(self) -> dict[str, Any]:
         """The report as JSON has it."""
         return report_json(self.report)
+
+    @property
+    def _short(self) -> str:
+        return printable(f"{self.path}: {self._order}")
+
+    @property
+    def _order(self) -> str:
+        ranks = self.report.ranks
+        return f"{ranks} rank{'s' if ranks > 1 else ''}, {self.report.order} order"
+
+    @property
+    def _rows(self) -> list[list[str]]:
+        """Each attention with its method, and what a rank sends for it."""
+        report = self.report
+        sent = [(each.name, each.method, each.sent[each.method]) for each in report.choices]
+        sent += [(each.name, "hand on", each.sent(report.order, report.ranks, report.batch)) for each in report.handed]
+        rows = [[printable(name), method, f"{count / MIB:.2f}"] for name, method, count in sent]
+        return [["attention", "method", f"MiB sent by a rank, at {report.length:,} tokens"], *rows]
+
+    @property
+    def _lines(self) -> list[str]:
+        """Where inputs and outputs are, and the command that runs the model."""
+        report, lines = self.report, []
+        for what, axes in (("input", report.inputs), ("output", report.outputs)):
+            for name, axis in axes.items():
+                where = "whole on every rank" if axis is None else f"in parts along dimension {axis}"
+                lines.append(f"{what} {name}: {where}")
+        if report.gathered:
+            lines.append(f"all ranks get all tokens of {', '.join(report.gathered)}")
+        lines.append(self._order)
+        if report.caches:
+            lines.append(_IN_TURN)
+        command = f"mpirun -n {report.ranks} fa-compiler run {shell.command([str(self.path)])}"
+        lines.append(f"wrote {self.path}; run it with: {command} --inputs X.npz --outputs Y.npz")
+        return [*map(printable, lines)]
 
 
 def report_json(report: ShardReport) -> dict[str, Any]:
@@ -110,6 +152,8 @@ def shard(
     chosen = _checked(ParallelOptions(sequence_parallel, **read_options(options, ParallelOptions)))
     fusing = replace(make_options(assume=_assumed(assume)), divided=True)
     loaded = load(model)
+    if record_of(loaded.proto, loaded.name) is not None:
+        raise InputError(f"{loaded.name} is sharded already; give the model from which it was made")
     check_target(target)
     with without_collections():
         fused, fusion, _ = fuse_loaded(loaded, fusing, progress)

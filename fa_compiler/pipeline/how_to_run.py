@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 
 import onnx
 
 from fa_compiler import shell
 from fa_compiler.checks.operators import needs_library, without_kernel
-from fa_compiler.op_registry import DOMAIN, DOMAINS
+from fa_compiler.op_registry import DOMAIN, DOMAINS, collectives
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
@@ -58,6 +59,8 @@ def how_to_run(
         proto: the model in the file: its inputs, its caches in place, and whether its fused nodes have bodies.
     """
     place, options = os.fspath(path), options or Options()
+    if proto is not None and (ranks := _ranks_of(proto)) is not None:
+        return _sharded(place, ranks)
     if options.target == "ort" or (options.is_standard and proto is not None and needs_library(proto)):
         if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
             return _in_place(place, proto)
@@ -140,6 +143,24 @@ def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
             ),
             Way("Python, in a session of your own", _registered(path)),
         ),
+    )
+
+
+def _ranks_of(proto: onnx.ModelProto) -> str | None:
+    """The number of ranks of a sharded model, or N if its metadata are damaged; None for any other model."""
+    texts = [entry.value for entry in proto.metadata_props if entry.key == collectives.METADATA_KEY]
+    if not texts:
+        return None
+    with suppress(ValueError, KeyError, TypeError):
+        return str(int(json.loads(texts[0])["ranks"]))
+    return "N"
+
+
+def _sharded(path: str, ranks: str) -> HowToRun:
+    words = ["mpirun", "-n", ranks, "fa-compiler", "run", path, "--inputs", "X.npz", "--outputs", "Y.npz"]
+    return HowToRun(
+        f"The model is divided among {ranks} ranks. Each of them is a process, which MPI starts.",
+        (Way("shell", (shell.command(words),)),),
     )
 
 

@@ -478,6 +478,18 @@ class CacheLine:
         return line
 
 
+def _alike(caches: Sequence[CacheLine]) -> str:
+    """The line of caches in which only names differ."""
+    first = caches[0]
+    if len(caches) == 1:
+        return str(first)
+    names = first_of([cache.past for cache in caches])
+    if first.present is None:
+        return f"caches {names}: not changed: {first.reason}{_bracketed(first.culprit)}"
+    presents = first_of([str(cache.present) for cache in caches])
+    return f"caches {names}: buffers, written in place as {presents}; {first.length} counts their tokens"
+
+
 @dataclass(repr=False)
 class Report(Shown):
     """All blocks of one model, in graph order, its caches, and notes that belong to no block.
@@ -582,6 +594,16 @@ class Report(Shown):
         return [*([_fused_around(fused)] if fused else []), *map(_declined_around, kinds.values())]
 
     @property
+    def cache_lines(self) -> list[str]:
+        """What became of the caches, one line for all that became buffers, and one for those that stayed for one
+        reason. A buffer that is still copied has a line of its own."""
+        kinds: dict[tuple[object, ...], list[CacheLine]] = {}
+        for cache in self.caches:
+            kind = (cache.length, cache.reason, cache.culprit, cache.copied and cache.past)
+            kinds.setdefault(kind, []).append(cache)
+        return [*map(_alike, kinds.values())]
+
+    @property
     def summary(self) -> str:
         """One line with the number of blocks of each status, and the time."""
         if not self.blocks:
@@ -628,7 +650,7 @@ class Report(Shown):
     @property
     def _lines(self) -> list[str]:
         """What stands below the table."""
-        lines = [*self.advice, *self.missed, *self.around_lines, *map(str, self.caches), *self.notes, self.summary]
+        lines = [*self.advice, *self.missed, *self.around_lines, *self.cache_lines, *self.notes, self.summary]
         return [printable(line) for line in lines]
 
     def to_json(self) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN
+from fa_compiler.op_registry.collectives import CACHE_ATTENTION, SEQUENCE_ATTENTION, SEQUENCE_STATES, SEQUENCE_TAILS
+from fa_compiler.op_registry.collectives import DOMAIN as PARALLEL
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code, Kind
@@ -69,6 +71,10 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
     (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
     (DOMAIN, "ShortConvolution"): ("convolution", _already),
+    (PARALLEL, SEQUENCE_ATTENTION): ("forward", _already),
+    (PARALLEL, CACHE_ATTENTION): ("forward", _already),
+    (PARALLEL, SEQUENCE_STATES): ("no_softmax", _already),
+    (PARALLEL, SEQUENCE_TAILS): ("convolution", _already),
     **{(domain, "LinearAttention"): ("no_softmax", convert_linear) for domain in STANDARD_OR_CONTRIB},
     **{(domain, "CausalConvWithState"): ("convolution", convert_convolution) for domain in STANDARD_OR_CONTRIB},
 }

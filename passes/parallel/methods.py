@@ -25,6 +25,7 @@ It reads its keys and values once, at `memory` bytes per second.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -37,7 +38,8 @@ MOST_GATHERED = 256 << 20
 
 def _figure(default: float, unit: str, what: str) -> float:
     """The field of a figure that users may set."""
-    text = f"the machine for which auto chooses: {what} (default {default:g})"
+    number = re.sub(r"e\+?(-?)0*", r"e\1", f"{default:g}")  # 8e9, not 8e+09
+    text = f"the machine for which auto chooses: {what} (default {number})"
     made: float = field(default=default, metadata=told(text, metavar=unit))
     return made
 

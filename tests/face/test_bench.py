@@ -18,7 +18,7 @@ import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.measuring import benchmark
-from fa_compiler.measuring.figures import Benchmark, Measure, Timing
+from fa_compiler.measuring.figures import Benchmark, Decoded, Measure, Timing
 from fa_compiler.measuring.limits import largest_length
 from fa_compiler.measuring.runs import Runs
 from fa_compiler.page.gain_page import gain_page
@@ -83,6 +83,20 @@ def test_the_verdict_of_the_page_is_of_a_length_that_was_measured_well() -> None
     assert '<p class="verdict">2.00 times as fast at 8 tokens</p>' in gain_page(measured)
     alone = replace(measured, measures=(disturbed,))
     assert '<p class="verdict">7.00 times as fast at 4 tokens</p>' in gain_page(alone)
+
+
+def test_the_page_of_a_decoder() -> None:
+    """It has the tokens a second, and says whether both models made the same."""
+    timing = Timing(2.0, 1.0, 3.0, 0)
+    decoded = Decoded((8.0, 4.0), 32, 31, 2e-6, 1e-5)
+    measure = Measure(2048, original=timing, fused=timing, decoded=decoded)
+    report = fa_compiler.inspect(attention())
+    text = gain_page(Benchmark(report, (measure,), batch=1, threads=1, decode=True, caches=("past",)))
+    assert ".bar, .spread { print-color-adjust: exact }" in text  # else a browser prints no bars
+    assert "<th scope='col'>fused, tokens/s</th>" in text
+    assert "<th scope='col'>fused, prompt ms</th>" in text
+    assert "<th scope='row'>2,048</th><td>500 <small>1.00-3.00 ms</small></td>" in text
+    assert "<li>Behind 2048 keys 31 of 32 tokens are the same; outputs differ by 2e-06, 1e-05 is allowed.</li>" in text
 
 
 @pytest.mark.usefixtures("memory_is_known")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import lzma
 import os
@@ -154,6 +155,40 @@ def test_tables_are_as_wide_as_columns_says(
     assert row.endswith("FlashAttentionScore, BNSD, 4 heads, no mask") == (columns == 120)
 
 
+def test_a_table_has_room_for_letters_that_the_output_escapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = attention()
+    for node in model.graph.node:
+        node.name = f"\u6ce8\u610f\u529b/{node.name}"
+    path, seen = str(saved(model, tmp_path / "model.onnx")), io.BytesIO()
+    monkeypatch.setenv("COLUMNS", "60")
+    with monkeypatch.context() as changed, io.TextIOWrapper(seen, encoding="ascii", errors="backslashreplace") as out:
+        changed.setattr(sys, "stdout", out)
+        assert main(["inspect", path]) == 0
+        out.flush()
+        lines = seen.getvalue().decode().splitlines()
+    assert max(map(len, lines[:5])) <= 60
+    assert "\\u6ce8" in "".join(lines)
+
+
+def test_a_sentence_is_broken_between_words_on_a_terminal_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(saved(attention(), tmp_path / "model.onnx"))
+    words = ["inspect", path, "--target", "contrib"]
+    (note,) = fa_compiler.inspect(path, target="contrib").notes
+    assert len(note) > 200
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert main(words) == 0
+    assert note in capsys.readouterr().out.splitlines()
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    first = next(place for place, line in enumerate(lines) if line.startswith("no runtime"))
+    assert " ".join(lines[first:]).startswith(note)
+
+
 @TERMINALS
 def test_a_terminal_that_can_do_nothing_has_its_width(tmp_path: Path) -> None:
     """Rich takes 80 columns for each terminal of the kind "dumb"."""
@@ -182,6 +217,11 @@ def test_without_a_runtime_a_standard_operator_is_warned_of(tmp_path: Path, caps
 def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
         (["optimise"], "unknown command 'optimise': did you mean 'optimize'?; see 'fa-compiler --help'"),
+        (
+            ["explain"],
+            "unknown command 'explain': --explain is an option of optimize, inspect, plan, atc;"
+            " see 'fa-compiler --help'",
+        ),
         (["air", "shov"], "unknown command 'shov': did you mean 'show'?; see 'fa-compiler air --help'"),
         (
             ["registry", "x"],
@@ -671,7 +711,8 @@ REG_OP(FlashAttentionScore)
 """
 
 
-def test_registry(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_registry(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")  # no name is broken there
     assert main(["registry", "list"]) == 0
     text = capfd.readouterr().out
     for name in fa_compiler.op_registry.names():

@@ -101,6 +101,7 @@ def test_a_terminal_gets_it_laid_out() -> None:
     assert "Installing" in text
     assert "# Installing" not in text
     assert "| --- |" not in text
+    assert b"\x1b]8;" not in seen  # a link that no terminal can follow
 
 
 def _helps(of: argparse.ArgumentParser) -> Iterator[str]:
@@ -109,6 +110,17 @@ def _helps(of: argparse.ArgumentParser) -> Iterator[str]:
         if isinstance(action, argparse._SubParsersAction):
             for command in action.choices.values():
                 yield from _helps(command)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_help_fits_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the lines of examples, and an option beside its values."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for text in _helps(parser()):
+        assert "\nexit codes:\n  0    done\n" in text
+        for line in text.splitlines():
+            is_whole = re.match(r"  [A-Za-z]", line) or line.lstrip().startswith("[--")
+            assert len(line) <= columns or is_whole, line
 
 
 def _texts() -> Iterator[tuple[Path, str]]:

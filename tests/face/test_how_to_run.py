@@ -206,3 +206,24 @@ def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path
     assert f"fa_compiler.DecodingSession({json.dumps(str(path))}, room=4096)" in how.ways[0].lines[1]
     without = str(fa_compiler.optimize(attention(), path, in_place_caches=True).how_to_run)
     assert "DecodingSession" not in without and "Without the library the file runs" in without
+
+
+def test_a_sharded_model_is_run_by_mpi(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command of `shard` and that of `optimize`, which copies such a model, are the same. Damaged metadata say no
+    number of ranks."""
+    original, folder = saved(attention(), tmp_path / "model.onnx"), tmp_path / "out"
+    words = ["shard", str(original), "-o", str(folder), "--sequence-parallel", "3"]
+    assert main(words) == 0
+    (told,) = [line for line in capsys.readouterr().out.splitlines() if "run it with" in line]
+    path = folder / "model.onnx"
+    (way,) = how_to_run(path, None, onnx.load(path, load_external_data=False)).ways
+    assert told.endswith(f"run it with: {way.lines[0]}")
+    assert main(["optimize", str(path), "-o", str(path), "--force"]) == 0
+    shown = capsys.readouterr().out
+    assert way.lines[0] in shown
+    assert "the model is already fused" in shown
+    assert main(["shard", str(path), "-o", str(tmp_path / "again"), "--sequence-parallel", "3"]) == 2
+    assert capsys.readouterr().err.endswith("model.onnx is sharded already; give the model from which it was made\n")
+    proto = onnx.load(path, load_external_data=False)
+    proto.metadata_props[0].value = "{}"
+    assert how_to_run(path, None, proto).ways[0].lines[0].startswith("mpirun -n N fa-compiler run ")

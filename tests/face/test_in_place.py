@@ -45,12 +45,16 @@ def test_command_line(step: Path, tmp_path: Path, capfd: pytest.CaptureFixture[s
     options = ["--in-place-caches", "--verify", "--report", str(report)]
     assert main(["optimize", str(step), "-o", str(out), *options]) == 0
     printed = capfd.readouterr().out
-    assert "cache past_k: a buffer, written in place as new_k; cache_length counts its tokens" in printed
+    line = "caches past_k, past_v: buffers, written in place as new_k, new_v; cache_length counts their tokens"
+    assert line in printed
     assert "session.step(inputs)    # session.inputs names what a step takes" in printed  # it has no input_ids
     assert "all 3 outputs agree" in printed
     wanted = [
         {"past": f"past_{name}", "present": f"new_{name}", "axis": 2, "length": "cache_length"} for name in ("k", "v")
     ]
+    assert main(["inspect", str(step), "--in-place-caches", "--explain"]) == 0
+    line = "cache past_k: a buffer, written in place as new_k; cache_length counts its tokens"
+    assert line in capfd.readouterr().out
     told = [{"copied": [], "reason": None, "culprit": None, **entry} for entry in wanted]
     assert json.loads(report.read_text(encoding="utf-8"))["caches"] == told
     model = onnx.load(out)
@@ -111,7 +115,7 @@ def test_a_fused_file_gets_its_buffers_later(step: Path, tmp_path: Path, capsys:
     fa_compiler.optimize(step, fused)
     assert main(["optimize", str(fused), "-o", str(later), "--in-place-caches"]) == 0
     said = capsys.readouterr().out
-    assert said.count("a buffer, written in place") == 2 and "copy of the input" not in said
+    assert "caches past_k, past_v: buffers, written in place" in said and "copy of the input" not in said
     names = [[value.name for value in onnx.load(path).graph.input] for path in (at_once, later)]
     assert names[0] == names[1] and "cache_length" in names[1]
     assert fa_compiler.verify(step, later).same

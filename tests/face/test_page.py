@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import itertools
 import json
 import lzma
@@ -13,18 +14,21 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import onnx
+import onnx_ir as ir
 import pytest
 from onnx import helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
-from fa_compiler.lowering.drawing import Arrow, Box, layers, svg
+from fa_compiler.comparison.compare import Comparison, OutputComparison
+from fa_compiler.lowering.drawing import SMALL_LETTERS, Arrow, Box, layers, sheet, shortened, svg
 from fa_compiler.model_files.reading import load
 from fa_compiler.page.drawn import Drawn
 from fa_compiler.page.gain import gain_line, in_units
-from fa_compiler.page.page import page
-from fa_compiler.page.provenance import gain_beside, page_beside
-from fa_compiler.page.wording import unbroken, worded
+from fa_compiler.page.page import Run, page
+from fa_compiler.page.provenance import Provenance, Written, gain_beside, page_beside
+from fa_compiler.page.regions import shape_texts
+from fa_compiler.page.wording import link_to, unbroken, worded
 from tests.graphs import harness
 
 from .builders import attention, plain, projected, saved
@@ -147,10 +151,23 @@ def test_what_stands_in_the_way_is_marked(tmp_path: Path) -> None:
     assert HOSTILE in page.text
 
 
-def test_what_was_fused_already(tmp_path: Path) -> None:
-    fused = fa_compiler.optimize(layered(2)).model
-    assert isinstance(fused, onnx.ModelProto)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_was_fused_already(sharded: bool, tmp_path: Path) -> None:
+    """The operator is drawn with its own operands. That of a sharded model is one, too."""
+    if sharded:
+        shard = fa_compiler.shard(layered(2), tmp_path / "out", 2)
+        fused = onnx.load(shard.path)
+    else:
+        made = fa_compiler.optimize(layered(2)).model
+        assert isinstance(made, onnx.ModelProto)
+        fused = made
     page = _Page(written(fused, tmp_path))
+    assert "in the model: 1 node" in page.text
+    assert {"query", "key", "value"} <= {word.strip() for word in page.words}
+    assert [each for each in page.of_class("fused") if "box" in str(each["class"])]
+    words = [word.strip() for word in page.words]
+    assert "head_num = 4" in words
+    assert "keep_prob = 1" not in words
     assert "2 attentions were already fused." in page.text
     (kind,) = page.of_class("kind")
     assert kind["data-status"] == "already_fused"
@@ -180,6 +197,16 @@ def test_optimize_writes_the_same_page(tmp_path: Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "x").exists()
 
 
+def test_a_page_tells_what_the_command_prints_below_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = _Page(written(attention(), tmp_path, "--target", "onnx")).text
+    (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("no runtime was named")]
+    assert f"What else to know {note}" in without_run(_Page(written(attention(), tmp_path, "--target", "onnx")))
+    assert "What else to know" not in _Page(written(attention(), tmp_path)).text
+    assert text.index("What else to know") < text.index("How to write the result")
+
+
 def test_the_drawings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One picture, in which each kind of block stands once, before and after."""
     written(layered(2), tmp_path)
@@ -190,6 +217,8 @@ def test_the_drawings_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert main([command, path, *more, "--graph", str(picture)]) == 0
         assert f"{picture}" in capsys.readouterr().out
         root = ElementTree.fromstring(picture.read_text(encoding="utf-8"))
+        paper = root.find("{http://www.w3.org/2000/svg}rect")
+        assert paper is not None and paper.get("fill") == "#fff"  # a dark page may show it
         drawn.append(
             [text.text for text in root.iter("{http://www.w3.org/2000/svg}text") if "title" in text.get("class", "")]
         )
@@ -242,6 +271,36 @@ def test_text_stands_inside_of_boxes() -> None:
     assert rows[0][0] == rows[1][0]
     assert rows[2][0] > max(rows[0][1], rows[1][1])
     assert len(list(root.iter(f"{space}text"))) == 3 + 6 + 1 + 1
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("[batch, 12, sequence, sequence]", "[batch, 12, sequence, sequence]"),
+        ("a" * 28, "a" * 28),
+        ("a" * 29, f"{'a' * 9}…{'a' * 18}"),
+        ("W" * 29, f"{'W' * 5}…{'W' * 11}"),
+        ("\u6ce8" * 28, "\u6ce8" * 5 + "…" + "\u6ce8" * 10),
+    ],
+)
+def test_a_name_is_cut_by_its_breadth(name: str, kept: str) -> None:
+    """Capitals and Chinese signs are broader than other letters, and commas are narrower."""
+    assert shortened(name, SMALL_LETTERS) == kept
+
+
+def test_a_size_without_a_name_is_a_question_mark() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["": 17]> g (float[n] x) => (int64[1, m] y) { y = NonZero(x) z = Neg(y) }'
+    )
+    assert shape_texts(ir.from_proto(model)) == {"x": "[n]", "y": "[1, ?]", "z": "[1, ?]"}
+
+
+def test_a_picture_is_as_wide_as_its_boxes() -> None:
+    """A long name above them does not go over its edge."""
+    root = ElementTree.fromstring(sheet([(f"{'n' * 300}, before", [Box("a", "A")], [])]))
+    name = root.find("{http://www.w3.org/2000/svg}text")
+    assert name is not None and name.text is not None and name.text.endswith("n, before")
+    assert 8 * len(name.text) < float(root.attrib["width"])
 
 
 def test_what_a_fused_operator_is_told(tmp_path: Path) -> None:
@@ -323,6 +382,22 @@ def test_where_a_page_comes_from(tmp_path: Path) -> None:
     assert f"fa-compiler optimize {path} -o fused.onnx --verify" in shown
 
 
+def test_a_page_tells_how_each_output_agrees() -> None:
+    """Also where only a large fault would have been seen."""
+    model = attention()
+    result = fa_compiler.optimize(model)
+    assert isinstance(result.model, onnx.ModelProto)
+    output = OutputComparison("<out>", "float32", (2, 8), 0.02, None, noise=0.02)
+    compared = Comparison((output,), 1e-5, sizes={"query": (2, 4)}, blunt=0.04)
+    written = Written(Path("fused.onnx"), compared=compared)
+    run = Run(Provenance("program", "date", "command", "machine"), Path("model.onnx"), Path("gain.html"), written)
+    text = page(Drawn.of(result.report, load(model), result.model), run)
+    assert "<p class='note'>This comparison is blunt: ONNX Runtime's own" in html.unescape(text)
+    assert "smaller than 0.04 would not show" in text
+    row = ("&lt;out&gt;", "float32[2, 8]", "0.02", "same (ONNX Runtime differs from itself by 0.02)")
+    assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" in text
+
+
 def test_a_page_tells_of_the_options_again(tmp_path: Path) -> None:
     """In the commands that write the result and measure it. A decoder is measured as one."""
     model, words = harness.load("qwen3_past__tsn_eager_op14"), ["--in-place-caches", "--assume", "no-empty-rows"]
@@ -389,6 +464,7 @@ def test_in_a_browser(tmp_path: Path) -> None:
     written(layered(2), tmp_path)
     shown = in_browser(tmp_path / "page.html", "1400,1000")
     assert shown.count("transform: translate(") == 2
+    assert shown.count('<small class="part" hidden="">') == 2  # all of it is seen
 
 
 @pytest.mark.skipif(BROWSER is None, reason="there is no Chromium")
@@ -399,6 +475,16 @@ def test_a_large_drawing_opens_at_the_softmax(tmp_path: Path) -> None:
     ((left, top),) = re.findall(r"transform: translate\(([-\d.]+)px, ([-\d.]+)px\) scale\(0.8\)", shown)[:1]
     assert float(left) < 0
     assert float(top) < -100
+    assert '<small class="part">A part is shown.' in shown
+
+
+def test_a_page_on_paper(tmp_path: Path) -> None:
+    """It has light colours, and each drawing as high as it is, whatever the script has set on the screen."""
+    style = re.findall(r"<style>(.*?)</style>", written(plain(), tmp_path), re.DOTALL)[0]
+    screen, paper = style.split("@media print")
+    assert re.findall(r"@media (\w+) and \(prefers-color-scheme: dark\)", style) == ["screen"]
+    assert re.search(r"@media screen \{ :root\[data-theme=dark\]", screen)
+    assert ".view { height: auto !important" in paper
 
 
 def test_an_input_of_a_wide_row_stands_higher() -> None:
@@ -417,4 +503,6 @@ def boxes_by_row(inputs: list[str]) -> list[int]:
 def test_no_line_break_divides_an_option() -> None:
     assert unbroken("try --in-place-caches <x>") == "try <span class='option'>--in-place-caches</span> &lt;x&gt;"
     assert unbroken("a--b `c`") == "a--b `c`"
+    assert link_to("a b.html") == "<a href='a%20b.html'>a b.html</a>"
+    assert link_to("\udcc3\udcbc.html").startswith("<a href='%C3%BC.html'>")  # bytes that are no text in this locale
     assert worded("run `fa-compiler docs`") == "run <code>fa-compiler docs</code>"

@@ -162,7 +162,7 @@ def _decoder(rows: int | str, keys: int | str) -> onnx.ModelProto:
         ("s", "s", f"at 4,096 tokens {HEADS * 128} MiB", f"<td>2,048</td><td>{HEADS * 32} MiB</td>"),
         ("s", 2048, f"at 4,096 tokens {HEADS * 64} MiB", f"<td>2,048</td><td>{HEADS * 32} MiB</td>"),
         (1, "t", f"at 4,096 tokens {HEADS * 32} KiB", f"<td>2,048</td><td>{HEADS * 16} KiB</td>"),
-        (1, 2048, f"for each sequence {HEADS * 16} KiB", f"<p>{HEADS * 16} KiB</p>"),
+        (1, 2048, f"for each sequence {HEADS * 16} KiB", f"<p>{HEADS * 16} KiB is the size of the scores"),
     ],
 )
 def test_what_a_decoding_step_gains(rows: int | str, keys: int | str, told: str, on_page: str, tmp_path: Path) -> None:
@@ -276,7 +276,11 @@ def test_what_functions_return_shows_itself(tmp_path: Path) -> None:
     assert "query [2, 4, 8, 16]" in str(compared)
     measured = fa_compiler.bench(path, [8], seconds=0.01)
     assert "1 of 1 attentions fused" in str(measured)
-    for shown in (result, compared, measured):
+    sharded = fa_compiler.shard(path, tmp_path / "ranks", 2)
+    assert re.search(r"^\S+ +gather +0.00$", str(sharded), re.MULTILINE)
+    assert str(sharded).endswith("model.onnx --inputs X.npz --outputs Y.npz")
+    assert repr(sharded).endswith("model.onnx: 2 ranks, contiguous order; print() shows all of it>")
+    for shown in (result, compared, measured, sharded):
         html = shown._repr_html_()
         assert html.startswith("<table>")
         assert "<b>" not in html
@@ -297,7 +301,7 @@ def test_outputs_that_differ_show_why() -> None:
     assert "\x1b" not in shown
     for words in ("it differs", "differs from itself by 0.1", "the roundings to integers, which differ (0.01)"):
         assert words in shown
-    assert "1 of 3 outputs differ (tolerance 1e-05" in shown
+    assert "1 of 3 outputs differs (tolerance 1e-05" in shown
     assert shown.endswith("inputs: x [2, 3]; with random inputs")
 
 
