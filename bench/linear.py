@@ -16,6 +16,8 @@ elapsed time. The methods of a case run in turns, and the least time of each is 
                   (linear_ggml.py), in float32
     MNN           LinearAttention of MNN, for a layer in float32, in the interpreter of --mnn-python (linear_mnn.py)
 
+With --layers a step of so many layers is measured, too, each with a state of its own that is computed in place.
+
 A `layer` (--layer) is a part of one of Qwen3-Next: the convolution with SiLU, and behind it the gated delta rule with a
 gate for each head. Its states begin with zeros, as those of MNN do.
 
@@ -80,6 +82,8 @@ class Case:
     outputs: Sequence[str]
     """The first one is compared."""
     inputs: Mapping[str, np.ndarray]
+    in_place: Mapping[str, str]
+    """Outputs that are written where these inputs are."""
     heads: int
     units: int
     """Tokens times heads, or tokens times channels."""
@@ -104,6 +108,7 @@ def single(op_type: str, inputs: Mapping[str, np.ndarray], attrs: Mapping[str, A
         "nodes": lambda domain: [node(op_type, domain, names, outputs, attrs)],
         "outputs": list(outputs),
         "inputs": inputs,
+        "in_place": {},
     }
 
 
@@ -127,8 +132,23 @@ def session_of(case: Case, domain: str, threads: int) -> Run:
     if domain == DOMAIN:
         fa_compiler.register_custom_ops(options)
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    feeds = {name: ort_value(array) for name, array in case.inputs.items()}
-    return lambda: from_ort(session.run_with_ort_values(list(case.outputs), feeds)[0])
+    feeds = {name: ort_value(array.copy()) for name, array in case.inputs.items()}
+    if not case.in_place:
+        return lambda: from_ort(session.run_with_ort_values(list(case.outputs), feeds)[0])
+    binding = session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_ortvalue_input(name, value)
+    for name in case.outputs:
+        if name in case.in_place:
+            binding.bind_ortvalue_output(name, feeds[case.in_place[name]])
+        else:
+            binding.bind_output(name)
+
+    def run() -> np.ndarray:
+        session.run_with_iobinding(binding)
+        return binding.get_outputs()[0].numpy()
+
+    return run
 
 
 def attention(rule: str, gate: str, tokens: int, options: argparse.Namespace) -> Case:
@@ -151,6 +171,41 @@ def attention(rule: str, gate: str, tokens: int, options: argparse.Namespace) ->
     name = rule + (f", {gate}" if "decay" in inputs else "")
     return Case(
         name, **single("FlashLinearAttention", inputs, attrs), **limit(tokens, options, 6 if "beta" in inputs else 4)
+    )
+
+
+def step(rule: str, gate: str, options: argparse.Namespace) -> Case:
+    """One token of a model of several such layers, each with a state of its own that is computed in place. Many states
+    do not fit into a cache together, as those of a model, whose weights are read between two layers."""
+    one, count = attention(rule, gate, 1, options), options.layers
+    inputs = {name: array for name, array in one.inputs.items() if name != "past_state"}
+    states = {f"past_state_{layer}": one.inputs["past_state"].copy() for layer in range(count)}
+
+    def nodes(domain: str) -> list[onnx.NodeProto]:
+        attrs = {"q_num_heads": options.heads, "kv_num_heads": options.heads, "update_rule": rule}
+        return [
+            node(
+                "FlashLinearAttention",
+                domain,
+                {name: name for name in inputs} | {"past_state": f"past_state_{layer}"},
+                [f"output_{layer}", f"present_state_{layer}"],
+                attrs,
+            )
+            for layer in range(count)
+        ]
+
+    in_place = {f"present_state_{layer}": f"past_state_{layer}" for layer in range(count)}
+    outputs = [*(f"output_{layer}" for layer in range(count)), *in_place]
+    return Case(
+        f"{one.name}, {count} layers",
+        nodes,
+        outputs,
+        inputs | states,
+        in_place,
+        options.heads,
+        count * options.heads,
+        count * one.operations,
+        count * one.moved,
     )
 
 
@@ -207,7 +262,7 @@ def layer(tokens: int, options: argparse.Namespace) -> Case:
 
     outputs = ["output", "present_state", "present_columns"]
     typed = {name: array.astype(dtype) for name, array in inputs.items()}
-    return Case("layer", nodes, outputs, typed, **limit(tokens, options, 6))
+    return Case("layer", nodes, outputs, typed, {}, **limit(tokens, options, 6))
 
 
 def methods(case: Case, threads: int, servers: Sequence[Server]) -> dict[str, Timed]:
@@ -294,6 +349,8 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[int, Case]]:
         for rule in options.rules:
             for gate in options.gates if rule.startswith("gated") else ["head"]:
                 yield tokens, attention(rule, gate, tokens, options)
+                if tokens == 1 and options.layers > 1:
+                    yield tokens, step(rule, gate, options)
         if options.convolution:
             yield tokens, convolution(tokens, options)
         if options.layer:
@@ -326,12 +383,13 @@ def main() -> None:
     parser.add_argument("--dtype", choices=[*TYPES], default="float32")
     parser.add_argument("--seconds", type=float, default=3.0, help="for each case")
     parser.add_argument("--peer-python", metavar="PYTHON", help="an interpreter that has torch and transformers")
+    parser.add_argument("--layers", type=int, default=1, help="measure one token of so many layers, too")
     parser.add_argument("--convolution", action="store_true", help="measure the short convolution, too")
     parser.add_argument("--layer", action="store_true", help="measure the convolution and the rule behind it, too")
     parser.add_argument("--ggml", metavar="LIBRARY", help="a shared library of ggml (linear_ggml.py)")
     parser.add_argument("--mnn-python", metavar="PYTHON", help="an interpreter that has MNN")
     options = parser.parse_args()
-    print(f"{'threads':>7}  {'tokens':>6}  {'case':20}  {'method':12}  ns a token and head  of the limit  times ours")
+    print(f"{'threads':>7}  {'tokens':>6}  {'case':26}  {'method':12}  ns a token and head  of the limit  times ours")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         machine = Machine.compile(Path(folder))
         servers = [stack.enter_context(Server(command, TIMEOUT)) for command in helpers(options)]
@@ -342,7 +400,7 @@ def main() -> None:
                 least = reading(machine, case.moved, threads) if case.moved else case.operations / rate
                 for method, seconds in measured.items():
                     print(
-                        f"{threads:7}  {tokens:6}  {case.name:20}  {method:12}  {1e9 * seconds / case.units:19.2f}"
+                        f"{threads:7}  {tokens:6}  {case.name:26}  {method:12}  {1e9 * seconds / case.units:19.2f}"
                         f"  {least / seconds:12.1%}  {seconds / measured['ours']:10.2f}",
                         flush=True,
                     )

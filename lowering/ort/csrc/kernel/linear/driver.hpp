@@ -26,6 +26,8 @@ class Driver {
     const bool apart = independent();
     sequence_tasks_ = apart ? p_.sequence_count : smaller(1, p_.sequence_count);
     sequences_of_task_ = apart ? 1 : p_.sequence_count;
+    are_steps_ = !channels_;
+    for (int64_t n = 0; n < p_.sequence_count && are_steps_; ++n) are_steps_ = in_place(p_.sequences[n]);
     const int64_t states = sequence_tasks_ * groups_;
     if (states == 0 || shape_.panels == 0) return Outcome::done;
     int64_t workers = is_small() ? 1 : smaller(kMostWorkers, runtime_.most_workers);
@@ -64,9 +66,17 @@ class Driver {
 
   static void work(void* self, size_t) { static_cast<Driver*>(self)->run_tasks(); }
 
+  int64_t take_task() { return __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED); }
+  int64_t head_of(int64_t task) const { return task / parts_ % groups_; }
+  int64_t first_sequence_of(int64_t task) const { return task / parts_ / groups_ * sequences_of_task_; }
+  int64_t first_panel_of(int64_t task) const { return shape_.panels * (task % parts_) / parts_; }
+  int64_t end_panel_of(int64_t task) const { return shape_.panels * (task % parts_ + 1) / parts_; }
+
+  // A worker takes the next step before it computes one, so that it knows which state to prefetch. Longer tasks are taken when
+  // a worker is free: the last ones may take long.
   void run_tasks() {
     const int64_t tasks = sequence_tasks_ * groups_ * parts_;
-    int64_t task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED);
+    int64_t task = take_task();
     if (task >= tasks) return;
     const int64_t panels = ceil_div(shape_.panels, parts_);
     const size_t bytes = channels_ ? static_cast<size_t>(ChannelScratch::floats(shape_)) * sizeof(float)
@@ -80,20 +90,38 @@ class Driver {
     float* const aligned = reinterpret_cast<float*>((address + kCacheLine - 1) / kCacheLine * kCacheLine);
     const Scratch scratch(p_, shape_, panels, channels_ ? nullptr : aligned);
     const ChannelScratch channel_scratch(shape_, aligned);
-    for (; task < tasks; task = __atomic_fetch_add(&next_, 1, __ATOMIC_RELAXED)) {
-      const int64_t part = task % parts_;
-      const int64_t head = task / parts_ % groups_;
-      const int64_t first = task / parts_ / groups_ * sequences_of_task_;
-      for (int64_t n = first; n < first + sequences_of_task_; ++n) {
-        if (channels_) {
-          const int64_t channel = head * kChannels;
-          Channels(p_, shape_, channel_scratch, channel, smaller(kChannels, p_.heads - channel)).run(p_.sequences[n]);
-          continue;
-        }
-        run_head(p_.sequences[n], head, shape_.panels * part / parts_, shape_.panels * (part + 1) / parts_, scratch);
-      }
+    while (task < tasks) {
+      const int64_t next = are_steps_ ? take_task() : tasks;
+      run_task(task, next < tasks ? state_of(next) : Lines{nullptr}, scratch, channel_scratch);
+      task = are_steps_ ? next : take_task();
     }
     runtime_.release(runtime_.self, memory);
+  }
+
+  void run_task(int64_t task, Lines next, const Scratch& scratch, const ChannelScratch& channel_scratch) const {
+    const int64_t head = head_of(task), first = first_sequence_of(task), end = first + sequences_of_task_;
+    for (int64_t n = first; n < end; ++n) {
+      if (channels_) {
+        const int64_t channel = head * kChannels;
+        Channels(p_, shape_, channel_scratch, channel, smaller(kChannels, p_.heads - channel)).run(p_.sequences[n]);
+        continue;
+      }
+      const int64_t panel = first_panel_of(task);
+      const Lines ahead = n + 1 < end && are_steps_ ? state_of(p_.sequences[n + 1], head, panel) : next;
+      run_head(p_.sequences[n], head, panel, end_panel_of(task), scratch, ahead);
+    }
+  }
+
+  // The state before a step, from a panel on.
+  Lines state_of(const linear::Sequence& sequence, int64_t head, int64_t panel) const {
+    return lines_of(p_.past, sequence.past, head, panel);
+  }
+  Lines state_of(int64_t task) const {
+    return state_of(p_.sequences[first_sequence_of(task)], head_of(task), first_panel_of(task));
+  }
+  static Lines lines_of(const linear::States& states, int64_t entry, int64_t head, int64_t panel) {
+    return {static_cast<float*>(states.data) + first_element(states, entry, head, panel * kPanel),
+            states.value != 1 ? states.value : states.key};
   }
 
   // Whether a few tokens are computed on the states in memory.
@@ -106,7 +134,8 @@ class Driver {
     return past.value != 1 && present.value != 1 && shape_.keys == shape_.row;
   }
 
-  void run_in_place(const linear::Sequence& sequence, int64_t head, int64_t first, int64_t end, const Scratch& s) const {
+  void run_in_place(const linear::Sequence& sequence, int64_t head, int64_t first, int64_t end, const Scratch& s,
+                    Lines next) const {
     const Tokens tokens{sequence.first, sequence.tokens, head};
     const bool reads = p_.out.data != nullptr, transposed = p_.past.value != 1;
     read_tokens(p_, shape_, head, tokens.first, tokens.count, s);
@@ -114,23 +143,20 @@ class Driver {
     const int64_t panels = transposed ? 1 : end - first;
     for (int64_t n = first; n < end; n += panels) {
       read_values(tokens, n, s.values, panels);
-      const auto lines = [&](const linear::States& states, int64_t entry) {
-        const int64_t at = first_element(states, entry, head, n * kPanel);
-        return Lines{static_cast<float*>(states.data) + at, transposed ? states.value : states.key};
-      };
-      const Lines from = lines(p_.past, sequence.past), to = lines(p_.present, sequence.present);
+      const Lines from = state_of(sequence, head, n), to = lines_of(p_.present, sequence.present, head, n);
       if (transposed) {
-        steps_.transposed(shape_, s, tokens.count, from, to, shape_.columns(n), reads);
+        steps_.transposed(shape_, s, tokens.count, from, to, shape_.columns(n), reads, next);
+        if (next.data != nullptr) next.data += kPanel * next.stride;
       } else {
-        steps_.in_place(shape_, s, tokens.count, from, to, panels * kPanel, reads);
+        steps_.in_place(shape_, s, tokens.count, from, to, panels * kPanel, reads, next);
       }
       write_results(tokens, n, s.results, kLeastChunk, panels);
     }
   }
 
-  // Panels [first, end) of one head of a sequence.
-  void run_head(const linear::Sequence& sequence, int64_t head, int64_t first, int64_t end, Scratch s) const {
-    if (in_place(sequence)) return run_in_place(sequence, head, first, end, s);
+  // Panels [first, end) of one head of a sequence. A step prefetches `next`.
+  void run_head(const linear::Sequence& sequence, int64_t head, int64_t first, int64_t end, Scratch s, Lines next) const {
+    if (in_place(sequence)) return run_in_place(sequence, head, first, end, s, next);
     for (int64_t n = first; n < end; ++n) {
       read_panel(p_.past, sequence.past, head, shape_, n, s.rows, s.states[0] + (n - first) * shape_.panel_floats());
     }
@@ -288,6 +314,7 @@ class Driver {
   const bool channels_;
   const int64_t groups_;  // of heads: of one, or of channels
   int64_t sequence_tasks_ = 0, sequences_of_task_ = 1, parts_ = 1;
+  bool are_steps_ = false;  // all sequences are computed in place
   int64_t next_ = 0;
   bool failed_ = false;
 };

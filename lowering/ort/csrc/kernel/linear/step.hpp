@@ -1,6 +1,7 @@
 // The recurrence, token by token, on some vectors of columns of a state.
 #pragma once
 
+#include "../prefetch.hpp"
 #include "plan.hpp"
 
 namespace fa::FA_ISA::lin {
@@ -113,6 +114,15 @@ static void add_all_lines(const Shape& shape, Lines state, const float* weights,
   for (; d < shape.keys; ++d) add_lines<1>(state.data + d * state.stride, state.stride, weights + d, columns, sums);
 }
 
+// Prefetches lines [first, first + count) of the state that is computed next, if it is known: `size` numbers of each. A delta
+// rule reads a state twice, the second time from the cache. The lines of the next state arrive meanwhile.
+FA_INLINE void prefetch_state(const Lines& next, int64_t first, int64_t count, int64_t size) {
+  if (next.data == nullptr) return;
+  for (int64_t d = first; d < first + count; ++d) {
+    prefetch_lines(reinterpret_cast<const char*>(next.data + d * next.stride), size * static_cast<int64_t>(sizeof(float)));
+  }
+}
+
 // What changes lines of a state by one token, each row from the first of the lines on. `read` and `added` are as in step().
 struct Change {
   const float *factors, *writes, *key, *query, *read, *added;
@@ -147,7 +157,7 @@ FA_INLINE void change_lines(const float* from, int64_t from_stride, float* to, i
 }
 
 template <Gate kGate, Correction kCorrection, bool kReads>
-static void change_all_lines(const Shape& shape, Lines from, Lines to, int64_t columns, const Change& whole) {
+static void change_all_lines(const Shape& shape, Lines from, Lines to, int64_t columns, const Change& whole, Lines next) {
   const auto at = [&](int64_t d) {
     Change change = whole;
     if constexpr (kGate == Gate::key) change.factors += d;
@@ -158,6 +168,7 @@ static void change_all_lines(const Shape& shape, Lines from, Lines to, int64_t c
   };
   int64_t d = 0;
   for (; d + kLinesAtOnce <= shape.keys; d += kLinesAtOnce) {
+    prefetch_state(next, d, kLinesAtOnce, columns);
     change_lines<kGate, kCorrection, kLinesAtOnce, kReads>(from.data + d * from.stride, from.stride, to.data + d * to.stride,
                                                            to.stride, columns, at(d));
   }
@@ -168,9 +179,11 @@ static void change_all_lines(const Shape& shape, Lines from, Lines to, int64_t c
 }
 
 // `count` tokens and `columns` columns of a state, whole vectors, line after line: a state in memory is read in its order. The
-// values and results have lines of `columns` numbers, and each query head has room for kLeastChunk results.
+// values and results have lines of `columns` numbers, and each query head has room for kLeastChunk results. The last token
+// prefetches `next`.
 template <Gate kGate, Correction kCorrection>
-static void step_lines(const Shape& shape, const Scratch& s, int64_t count, Lines from, Lines to, int64_t columns, bool reads) {
+static void step_lines(const Shape& shape, const Scratch& s, int64_t count, Lines from, Lines to, int64_t columns, bool reads,
+                       Lines next) {
   for (int64_t t = 0; t < count; ++t) {
     const float* value = s.values + t * columns;
     const float* query = s.queries + t * shape.row;
@@ -183,10 +196,11 @@ static void step_lines(const Shape& shape, const Scratch& s, int64_t count, Line
     }
     const Change change{kGate == Gate::key ? s.factors + t * shape.row : s.factors + t,
                         s.writes + t * shape.row, s.keys + t * shape.row, query, read, added, out};
+    const Lines ahead = t + 1 == count ? next : Lines{nullptr};
     if (reads) {
-      change_all_lines<kGate, kCorrection, true>(shape, from, to, columns, change);
+      change_all_lines<kGate, kCorrection, true>(shape, from, to, columns, change, ahead);
     } else {
-      change_all_lines<kGate, kCorrection, false>(shape, from, to, columns, change);
+      change_all_lines<kGate, kCorrection, false>(shape, from, to, columns, change, ahead);
     }
     for (int64_t n = 1; n < shape.group && reads; ++n) {
       add_all_lines(shape, to, query + n * kChunk * shape.row, columns, out + n * kLeastChunk * columns);
@@ -271,18 +285,22 @@ FA_INLINE void step_some_columns(const Shape& shape, const Scratch& s, int64_t c
 
 template <Gate kGate, Correction kCorrection>
 static void step_transposed(const Shape& shape, const Scratch& s, int64_t count, Lines from, Lines to, int64_t columns,
-                            bool reads) {
+                            bool reads, Lines next) {
   constexpr int kRows = 4;
   int64_t c = 0;
-  for (; c + kRows <= columns; c += kRows) step_some_columns<kGate, kCorrection, kRows>(shape, s, count, from, to, c, reads);
+  for (; c + kRows <= columns; c += kRows) {
+    prefetch_state(next, c, kRows, shape.keys);
+    step_some_columns<kGate, kCorrection, kRows>(shape, s, count, from, to, c, reads);
+  }
   for (; c < columns; ++c) step_some_columns<kGate, kCorrection, 1>(shape, s, count, from, to, c, reads);
 }
 
 // The functions of one gate and correction.
 struct Steps {
   void (*lines)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, bool reads);
-  void (*in_place)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, int64_t columns, bool reads);
-  void (*transposed)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, int64_t columns, bool reads);
+  using InPlace = void (*)(const Shape&, const Scratch&, int64_t count, Lines from, Lines to, int64_t columns, bool reads,
+                           Lines next);
+  InPlace in_place, transposed;
 };
 
 template <Gate kGate, Correction kCorrection>
