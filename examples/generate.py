@@ -215,11 +215,16 @@ def main() -> int:
     args = parser.parse_args()
     if min(args.tokens, args.prompt) < 1 or args.prompt + args.tokens > args.room + 1:
         parser.error("--tokens and --prompt have to be at least 1, and --room at least their sum minus 1")
+    if args.plot is not None and not args.plot.parent.is_dir():
+        parser.error(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+    if args.plot is not None and args.plot.suffix != ".svg":
+        parser.error(f"--plot {args.plot}: the name has to end with .svg")
     if args.plot is not None and find_spec("matplotlib") is None:
         parser.error(f"--plot {args.plot}: this needs matplotlib; install it, or fa_compiler with its extra [bench]")
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if args.prompt + args.tokens - 1 > args.room:
-        parser.error("the room is too small for prompt and tokens")
+    try:
+        args.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"--folder {args.folder} cannot be made: {error.strerror}")
     original, fused, in_place = (args.folder / f"step{word}.onnx" for word in ("", ".fused", ".in_place"))
     onnx.save(build(args.room), original)
     fa_compiler.optimize(original, fused)

@@ -88,3 +88,27 @@ def test_random_inputs_leave_room_in_the_buffers(
     fa_compiler.optimize(original, in_place, in_place_caches=True)
     assert main(["run", str(in_place)]) == 0
     assert "cache_length int64 [1]" in capsys.readouterr().out
+
+
+WRONG = {
+    "no tokens": (["--tokens", "0"], "--tokens and --prompt have to be at least 1"),
+    "too little room": (["--tokens", "10", "--prompt", "2", "--room", "10"], "--room at least their sum minus 1"),
+    "a file in place of the folder": (["--folder", "FOLDER/file"], "file cannot be made"),
+    "a plot in no folder": (["--plot", "FOLDER/none/plot.svg"], "plot.svg: there is no folder"),
+    "a plot of another kind": (["--plot", "FOLDER/plot.txt"], "plot.txt: the name has to end with .svg"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_are_told_before_the_work(
+    name: str, example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words, told = WRONG[name]
+    (tmp_path / "file").touch()
+    folder = [] if "--folder" in words else ["--folder", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", ["generate.py", *folder, *(w.replace("FOLDER", str(tmp_path)) for w in words)])
+    with pytest.raises(SystemExit) as ended:
+        example.main()
+    assert ended.value.code == 2
+    assert told in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
