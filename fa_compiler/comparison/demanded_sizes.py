@@ -7,10 +7,12 @@
     ai.onnx.Attention
     MatMul                                      the last axis of the left operand is as long as the second to last axis
                                                 of the right one
+    Concat                                      all operands are equally long on each axis that is not its own
 
-onnxruntime-genai's builder names the last axis of each cache `kv_cache_dim`, although its nodes fix this size. A demand
-counts if shape inference knows one of the two sizes and the other is a symbol of the inputs. A GroupQueryAttention
-whose past has another type than its query has a compressed past, of which nothing is demanded.
+onnxruntime-genai's builder names the last axis of each cache `kv_cache_dim`, although its nodes fix this size: the
+attention does, and in files of float16 for the CPU a Concat of past and new keys. A demand counts if shape inference
+knows one of the two sizes and the other is a symbol of the inputs. A GroupQueryAttention whose past has another type
+than its query has a compressed past, of which nothing is demanded.
 """
 
 from __future__ import annotations
@@ -48,10 +50,22 @@ def _equal(node: ir.Node, info: ShapeInfo) -> Iterable[Pair]:
     if is_op(node, "MatMul"):
         left, right = _shape(node, 0, info), _shape(node, 1, info)
         return [(left[-1], right[-2])] if left and len(right) > 1 else []
+    if is_op(node, "Concat"):
+        return _joined(node, info)
     kind = (node.domain, node.op_type)
     if kind == GROUP_QUERY:
         return _group_query(node, info)
     return _plain(node, PAST_KEYS[kind], info) if kind in PAST_KEYS else []
+
+
+def _joined(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:
+    first, *others = (_shape(node, index, info) for index in range(len(node.inputs)))
+    if not first:
+        return
+    own = int_attr(node, "axis", 0) % len(first)
+    for other in others:
+        if len(other) == len(first):
+            yield from (pair for axis, pair in enumerate(zip(first, other, strict=True)) if axis != own)
 
 
 def _group_query(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:

@@ -62,6 +62,12 @@ def attention(layout: str) -> onnx.ModelProto:
     return one_node(node, {"q": query, "k": new, "v": new, "past_key": cache, "past_value": cache})
 
 
+def joined(axis: int) -> onnx.ModelProto:
+    """A Concat of past and new keys; the past leaves its heads and their size open."""
+    node = helper.make_node("Concat", ["past", "new"], ["present"], axis=axis)
+    return one_node(node, {"past": ["B", "heads", "P", "width"], "new": ["B", 4, "S", 24]})
+
+
 DEMANDED: dict[str, tuple[onnx.ModelProto, str, tuple[int, ...]]] = {
     "a weight": (
         one_node(helper.make_node("MatMul", ["x", "w"], ["y"]), {"x": ["B", "S", "hidden"], "w": [24, 5]}),
@@ -80,6 +86,8 @@ DEMANDED: dict[str, tuple[onnx.ModelProto, str, tuple[int, ...]]] = {
     ),
     "Attention of three axes": (attention("BSH"), "past_value", (2, 2, LENGTH, 24)),
     "Attention of four axes": (attention("BNSD"), "past_value", (2, 2, LENGTH, 24)),
+    "a Concat": (joined(2), "past", (2, 4, LENGTH, 24)),
+    "a Concat, its axis counted from the end": (joined(-2), "past", (2, 4, LENGTH, 24)),
 }
 
 
