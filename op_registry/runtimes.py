@@ -26,8 +26,8 @@ GROUP_QUERY = "GroupQueryAttention"
 DOMAINS = {ATTENTION: "", MULTI_HEAD: "com.microsoft", GROUP_QUERY: "com.microsoft"}
 OPERATORS = {"onnx": (ATTENTION,), "contrib": (MULTI_HEAD, GROUP_QUERY)}
 """The operators of each target."""
-ALSO_CALLED = {"onnxruntime": "ort", "gpu": "cuda"}
-"""What people call runtimes, and the part of the names that they mean."""
+ALSO_CALLED = {"onnxruntime": "ort", "gpu": "cuda", "directml": "dml"}
+"""What people call runtimes or parts of their names, and the part of the names that they mean."""
 
 
 class Feature(Described):
@@ -109,7 +109,7 @@ class Runtime:
         """The runtime NAME or NAME=VERSION. Raises UnknownRuntime."""
         name, equals, version = text.partition("=")
         if name not in RUNTIMES:
-            meant = ALSO_CALLED.get(name.lower(), name)
+            meant = "-".join(ALSO_CALLED.get(part, part) for part in name.lower().split("-"))
             raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(meant, RUNTIMES)}")
         if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
             raise UnknownRuntime(f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3")
@@ -117,6 +117,12 @@ class Runtime:
 
     def __str__(self) -> str:
         return self.name + (f" {'.'.join(map(str, self.version))}" if self.version else "")
+
+
+def target_for(runtime: str) -> str | None:
+    """The target whose operators a runtime has kernels of, "onnx" before "contrib"; None if it has neither."""
+    known = RUNTIMES[runtime]
+    return next((target for target, operators in OPERATORS.items() if not known.keys().isdisjoint(operators)), None)
 
 
 def has_operator(runtime: Runtime | None, operator: str) -> bool:

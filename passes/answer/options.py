@@ -9,7 +9,7 @@ from typing import Literal, TypedDict, get_args
 from fa_compiler import op_registry
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.op_registry.products import product
-from fa_compiler.op_registry.runtimes import ALSO_CALLED, RUNTIMES, Runtime
+from fa_compiler.op_registry.runtimes import ALSO_CALLED, RUNTIMES, Runtime, target_for
 from fa_compiler.passes.answer.option import told
 
 Target = Literal["ort", "ascend", "onnx", "contrib"]
@@ -299,7 +299,7 @@ class Options:
                 raise ValueError(f"{one!r} and {other!r} cannot both hold")
 
 
-_MEANT = {"npu": "ascend", "cann": "ascend", "atc": "ascend", **ALSO_CALLED}
+_MEANT = {"cpu": "ort", "npu": "ascend", "cann": "ascend", "atc": "ascend", **ALSO_CALLED}
 """What people call targets and runtimes."""
 
 
@@ -308,7 +308,10 @@ def _runtimes_of(word: str) -> str:
     named = [name for name in RUNTIMES if word.lower() in (name, name.removeprefix("ort-"))]
     if not named:
         return ""
-    return f": it is a runtime, so use --target onnx --runtime {named[0]}"
+    target = target_for(named[0])
+    if target is None:
+        return f": it is a runtime, {named[0]}, which has kernels of no operator that a target writes"
+    return f": it is a runtime, so use --target {target} --runtime {named[0]}"
 
 
 class FusionKeywords(TypedDict, total=False):

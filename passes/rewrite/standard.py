@@ -55,6 +55,7 @@ from fa_compiler.op_registry.runtimes import (
     answer,
     first_version,
     has_operator,
+    target_for,
 )
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
@@ -370,10 +371,14 @@ def _refused(reason: str, operator: str, feature: Feature | None, match: Attenti
 
 
 def _other_runtime(operator: str, feature: Feature | None, options: Options) -> str | None:
-    """The option for the first runtime beside the user's that has the operator, with the feature if one is named; None
-    where there is none, or where the user named no runtime."""
+    """The option for the target of which the user's runtime has kernels, if it has none of this one. Else the one for
+    the first runtime beside it that has the operator, with the feature if one is named. None where there is none, or
+    where the user named no runtime."""
     if options.runtime is None:
         return None
+    target = target_for(options.runtime.name)
+    if target is not None and not any(has_operator(options.runtime, each) for each in OPERATORS[options.target]):
+        return f"--target {target}, because {options.runtime.name} has kernels of its operators"
     for name in RUNTIMES:
         other = Runtime(name)
         if name == options.runtime.name or not has_operator(other, operator):

@@ -53,7 +53,9 @@ def test_all_runtimes_of_a_model_without_attention(tmp_path: Path, capsys: pytes
 WRONG = {
     "a runtime by its processor": (["--target", "onnx", "--runtime", "gpu"], "did you mean 'ort-cuda'?"),
     "a runtime of many kernels": (["--target", "onnx", "--runtime", "onnxruntime"], "did you mean one of ort-c"),
-    "an unknown runtime": (["--target", "onnx", "--runtime", "ort-gpu"], "unknown runtime 'ort-gpu', did you mean"),
+    "a part of a runtime by another name": (["--target", "onnx", "--runtime", "ort-gpu"], "did you mean 'ort-cuda'?"),
+    "the name of a package": (["--target", "onnx", "--runtime", "onnxruntime-gpu"], "did you mean 'ort-cuda'?"),
+    "both parts by other names": (["--target", "contrib", "--runtime", "ONNXRuntime-DirectML"], "mean 'ort-dml'?"),
     "a word for several": (
         ["--target", "onnx", "--runtime", "ort"],
         "unknown runtime 'ort', did you mean one of ort-c",
@@ -61,6 +63,10 @@ WRONG = {
     "no version": (["--target", "onnx", "--runtime", "openvino=new"], "the version 'new' of openvino is not made of"),
     "another target": (["--runtime", "openvino"], "a runtime needs --target onnx or --target contrib"),
     "an unknown target": (["--target", "cuda"], "it is a runtime, so use --target onnx --runtime ort-cuda"),
+    "a target without Attention": (["--target", "webgpu"], "so use --target contrib --runtime ort-webgpu"),
+    "a target by another name": (["--target", "DirectML"], "so use --target contrib --runtime ort-dml"),
+    "a target without kernels": (["--target", "coreml"], "ort-coreml, which has kernels of no operator"),
+    "the target of a processor": (["--target", "cpu"], "did you mean 'ort'?"),
     "buffers": (["--target", "contrib", "--in-place-caches"], "caches in place need --target ort"),
     "a product": (["--target", "onnx", "--soc-version", "A2"], "need --target ascend"),
     "an unknown assumption for all": (["--runtime", "all", "--assume", "luck"], "unknown assumption 'luck'"),

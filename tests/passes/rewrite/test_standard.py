@@ -594,6 +594,20 @@ def test_a_hint_names_a_runtime_that_takes_it() -> None:
 
 
 @pytest.mark.parametrize(
+    ("target", "runtime", "hint"),
+    [
+        ("onnx", "ort-webgpu", "--target contrib, because ort-webgpu has kernels of its operators"),
+        ("contrib", "tensorrt", "--target onnx, because tensorrt has kernels of its operators"),
+        ("onnx", "ort-coreml", "--runtime ort-cpu takes it"),
+    ],
+)
+def test_a_hint_names_the_target_that_suits_a_runtime(target: Target, runtime: str, hint: str) -> None:
+    """It is the user's runtime that has to run the file: another one is no help, if this one takes another target."""
+    _, report = rewritten(attention(PLAIN), target, runtime)
+    assert report.blocks[0].hint == hint
+
+
+@pytest.mark.parametrize(
     ("target", "runtime", "newer"),
     [
         ("onnx", "openvino=2020", "openvino takes it from 2026.3 on: --runtime openvino=2026.3"),
