@@ -19,7 +19,7 @@ from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size,
 from fa_compiler.comparison.feeds import index_bounds, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
-from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
+from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import ModelLike, read_proto
@@ -625,8 +625,8 @@ def _session(path: Path, name: str, proto: onnx.ModelProto, threads: int, optimi
             register_custom_ops(options)
             kind = OwnSession
         return kind(str(path), options, providers=["CPUExecutionProvider"])
-    except LibraryNotBuilt as error:
-        raise InputError(f"{name} needs the custom-op library: {one_line(error)}") from None
+    except LibraryUnusable as error:
+        raise InputError(f"{name}: {one_line(error)}") from None
     except ORT_ERRORS as error:
         raise InputError(f"{name} cannot be loaded by ONNX Runtime: {one_line(error)}") from None
 

@@ -116,11 +116,11 @@ def plan(args: argparse.Namespace) -> int:
 
 def library(args: argparse.Namespace) -> int:
     """Print the path of the custom-op library."""
-    from fa_compiler.lowering.ort import LibraryNotBuilt, custom_ops_library
+    from fa_compiler.lowering.ort import LibraryUnusable, custom_ops_library
 
     try:
         print(custom_ops_library())
-    except LibraryNotBuilt as error:
+    except LibraryUnusable as error:
         raise InputError(str(error)) from None
     return OK
 

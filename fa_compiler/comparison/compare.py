@@ -49,7 +49,7 @@ from fa_compiler.comparison.lengths import lengths_of, other_length, sizes_for
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
-from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
+from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES
@@ -283,7 +283,7 @@ class _Rival:
             if self._runner is None:
                 self._runner = Runner(self._path, self._proto, optimise=True)
             return grown_outputs(self.buffers, self._runner.run(feeds, self.pairs), first)
-        except LibraryNotBuilt as error:
+        except LibraryUnusable as error:
             raise InputError(str(error)) from None
         except Exception as error:
             message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {one_line(error)}"

@@ -21,7 +21,7 @@ from typing import Any
 import onnxruntime as ort
 
 from fa_compiler.errors import FaCompilerError, InputError, one_line
-from fa_compiler.lowering.ort import custom_ops_library, have_custom_ops
+from fa_compiler.lowering.ort import custom_ops_library, have_custom_ops, loaded_library
 from fa_compiler.passes import Options, Report
 from fa_compiler.provider.matching import Replacement, replacement
 from fa_compiler.provider.plan_file import entry
@@ -137,13 +137,13 @@ def register_provider() -> Sequence[Any]:
     Raises:
         InputError: this ONNX Runtime is older than 1.23.
         LibraryNotBuilt: the library is not installed.
+        LibraryNotLoaded: the system does not load it.
     """
     check_available()
     with _locks.registration:
         if not (devices := _devices()):
-            path = custom_ops_library()
-            _library(path).FaCompilerSetMatcher(_matcher, _failure)
-            ort.register_execution_provider_library(PROVIDER, path)
+            _library().FaCompilerSetMatcher(_matcher, _failure)
+            ort.register_execution_provider_library(PROVIDER, custom_ops_library())
             devices = _devices()
     return devices
 
@@ -154,7 +154,7 @@ def add_device(options: ort.SessionOptions) -> None:
     Raises what `register_provider` does, or an error of ONNX Runtime.
     """
     devices = register_provider()
-    library = _library(custom_ops_library())
+    library = _library()
     library.FaCompilerHaveOperators(have_custom_ops(options))
     try:
         options.add_provider_for_devices(devices, {})
@@ -163,11 +163,11 @@ def add_device(options: ort.SessionOptions) -> None:
 
 
 def check_available() -> None:
-    """Raise what `register_provider` does, without a change of this process."""
+    """Raise what `register_provider` does, without registering anything."""
     if release() < FIRST_RELEASE:
         first = ".".join(map(str, FIRST_RELEASE))
         raise InputError(f"the provider needs ONNX Runtime {first} or newer; this is {ort.__version__}")
-    custom_ops_library()
+    _library()
 
 
 def release() -> tuple[int, int]:
@@ -181,9 +181,9 @@ def _devices() -> list[Any]:
 
 
 @functools.cache
-def _library(path: str) -> ctypes.CDLL:
+def _library() -> ctypes.CDLL:
     """The library, which ONNX Runtime loads, too. It has no matcher any more when the interpreter ends."""
-    library = ctypes.CDLL(path)
+    library = loaded_library("FaCompilerSetMatcher", "FaCompilerHaveOperators")
     atexit.register(library.FaCompilerSetMatcher, None, None)
     return library
 

@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from fa_compiler import provider
 from fa_compiler.errors import InputError, one_line
-from fa_compiler.lowering.ort import LibraryNotBuilt
+from fa_compiler.lowering.ort import LibraryUnusable
 from fa_compiler.lowering.ort.eager import ORT_ERRORS
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import load
@@ -96,7 +96,7 @@ def _make_session(path: Path, name: str, level: Level) -> None:
         # Without the option, the plans of the environment would answer.
         options.add_provider_for_devices(provider.register_provider(), {"plan": ""})
         OwnSession(path, options)
-    except LibraryNotBuilt as error:
+    except LibraryUnusable as error:
         raise InputError(one_line(error)) from None
     except ORT_ERRORS as error:
         raise InputError(f"{name} cannot be loaded by ONNX Runtime: {one_line(error)}") from None

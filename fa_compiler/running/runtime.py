@@ -11,7 +11,7 @@ import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.errors import InputError, one_line
-from fa_compiler.lowering.ort import LibraryNotBuilt, register_custom_ops
+from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, leave_cores, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
 
@@ -55,8 +55,8 @@ class Session:
                 register_custom_ops(options)
             source = model if isinstance(model, bytes) else str(model)
             self._session = OwnSession(source, options, providers=["CPUExecutionProvider"])
-        except LibraryNotBuilt as error:
-            raise InputError(f"{name} needs the custom-op library: {one_line(error)}") from None
+        except LibraryUnusable as error:
+            raise InputError(f"{name}: {one_line(error)}") from None
         except ORT_ERRORS as error:
             raise InputError(f"{name} cannot be loaded by ONNX Runtime: {one_line(error)}") from None
 

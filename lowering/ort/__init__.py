@@ -6,10 +6,22 @@ descriptors.py writes what C++ has to know of the operators.
 
 from fa_compiler.lowering.ort.library import (
     LibraryNotBuilt,
+    LibraryNotLoaded,
+    LibraryUnusable,
     custom_ops_library,
     have_custom_ops,
     library_path,
+    loaded_library,
     register_custom_ops,
 )
 
-__all__ = ["LibraryNotBuilt", "custom_ops_library", "have_custom_ops", "library_path", "register_custom_ops"]
+__all__ = [
+    "LibraryNotBuilt",
+    "LibraryNotLoaded",
+    "LibraryUnusable",
+    "custom_ops_library",
+    "have_custom_ops",
+    "library_path",
+    "loaded_library",
+    "register_custom_ops",
+]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib.metadata
 import sys
@@ -19,13 +20,28 @@ OPERATORS = "fa_compiler.operators"
 commas between them. The library then registers no other operators. Such a session is made in a fraction of the time."""
 
 
-class LibraryNotBuilt(FaCompilerError, RuntimeError):
+class LibraryUnusable(FaCompilerError, RuntimeError):
+    """The compiled library is not there, or cannot be loaded."""
+
+
+class LibraryNotBuilt(LibraryUnusable):
     """The compiled library was not found in any place where an installation or a build puts it."""
 
     def __init__(self) -> None:
         super().__init__(
             f"the custom-op library {_FILE} is not built: run 'pip install .' (or 'pip install -e .') in the "
             "checkout of fa_compiler; it needs a C++20 compiler"
+        )
+
+
+class LibraryNotLoaded(LibraryUnusable):
+    """The system does not load the compiled library, or it lacks a function that this release of the package calls."""
+
+    def __init__(self, path: str, error: Exception) -> None:
+        reason = " ".join(str(error).split()).removeprefix(f"{path}: ")
+        super().__init__(
+            f"the custom-op library {path} cannot be loaded: {reason}; install fa_compiler again, on this machine or "
+            "from a wheel ('fa-compiler docs install')"
         )
 
 
@@ -47,11 +63,23 @@ def custom_ops_library() -> str:
     return library_path()
 
 
+def loaded_library(*functions: str) -> ctypes.CDLL:
+    """The compiled library, with these functions. Raises LibraryNotBuilt or LibraryNotLoaded."""
+    path = library_path()
+    try:
+        library = ctypes.CDLL(path)
+        for function in functions:
+            getattr(library, function)
+    except (OSError, AttributeError) as error:
+        raise LibraryNotLoaded(path, error) from None
+    return library
+
+
 _registered: weakref.WeakSet[ort.SessionOptions] = weakref.WeakSet()
 
 
 def register_custom_ops(session_options: ort.SessionOptions) -> None:
-    """Register the fused operators for sessions with these options. Raises LibraryNotBuilt.
+    """Register the fused operators for sessions with these options. Raises LibraryNotBuilt or LibraryNotLoaded.
 
     A second call with the same object does nothing, because ONNX Runtime accepts a library only once.
     """
@@ -60,7 +88,13 @@ def register_custom_ops(session_options: ort.SessionOptions) -> None:
         raise TypeError(f"register_custom_ops takes the SessionOptions that a session is made with, not {kind}")
     if session_options in _registered:
         return
-    session_options.register_custom_ops_library(library_path())
+    try:
+        session_options.register_custom_ops_library(library_path())
+    except LibraryNotBuilt:
+        raise
+    except Exception:  # the exceptions of ONNX Runtime share no class
+        loaded_library("RegisterCustomOps")
+        raise
     _registered.add(session_options)
 
 

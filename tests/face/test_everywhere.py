@@ -307,7 +307,7 @@ except KeyboardInterrupt:
     ("value", "spoilt", "reason"),
     [
         ("", "ort.__version__ = '1.22.0'", "the provider needs ONNX Runtime 1.23 or newer; this is 1.22.0"),
-        ("1", "import fa_compiler.provider as p; p.custom_ops_library = lambda: open('none.so').name", "none.so"),
+        ("1", "import fa_compiler.lowering.ort.library as l; l.library_path = lambda: 'none.so'", "none.so cannot"),
     ],
 )
 def test_what_fails_does_not_end_the_program(value: str, spoilt: str, reason: str, folder: Path) -> None:

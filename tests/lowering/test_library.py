@@ -121,6 +121,39 @@ def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch)
         library_path.cache_clear()
 
 
+UNUSABLE = {
+    "no library": (b"no library", "cannot be loaded: "),
+    "empty": (b"", "cannot be loaded: "),
+    "of another release": (None, "lacks_this"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_library_that_cannot_be_loaded_says_so(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is damaged or made for another system, or it lacks a function that this release calls."""
+    content, told = UNUSABLE[name]
+    if content is not None:
+        place = tmp_path / library._FILE
+        place.write_bytes(content)
+        monkeypatch.setattr(library, "library_path", lambda: str(place))
+        with pytest.raises(library.LibraryNotLoaded, match="fa_compiler again") as raised:
+            register_custom_ops(ort.SessionOptions())
+        assert str(raised.value).count(str(place)) == 1
+    with pytest.raises(library.LibraryNotLoaded, match=told):
+        library.loaded_library("RegisterCustomOps", "lacks_this")
+
+
+def test_an_error_of_registering_is_that_of_onnxruntime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library can be loaded, so it is not the library's fault."""
+
+    class Options:
+        def register_custom_ops_library(self, path: str) -> None:
+            raise RuntimeError("two of a name")
+
+    with pytest.raises(RuntimeError, match="two of a name"):
+        register_custom_ops(Options())  # type: ignore[arg-type]
+
+
 def test_only_installed_builds_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not a library for sanitizers, nor one for another processor."""
     monkeypatch.setattr(library, "__file__", str(tmp_path / "lowering" / "ort" / "library.py"))
