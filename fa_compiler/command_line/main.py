@@ -119,6 +119,8 @@ class _Parser(argparse.ArgumentParser):
         if not name.startswith("-"):
             takes = " and ".join([*map(str, places.values()), "options"])
             hint = "; commas separate the values of an option" if word[:1].isdigit() else ""
+            if self.prog.endswith(" bench") and word.endswith(".onnx"):
+                hint = ", because it fuses the model itself and measures both"
             self.error(f"unexpected argument {word!r}: the command takes {takes} only{hint}")
         if (option := self._meant(name)) is not None:
             hint = "? Options here have '-' and not '_'" if option == name.replace("_", "-") else "?"

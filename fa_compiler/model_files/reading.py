@@ -114,7 +114,8 @@ def load(model: ModelLike) -> LoadedModel:
     if type(model).__name__ == "ONNXProgram" and isinstance(exported, ir.Model):
         return _loaded_ir(exported)
     kinds = "a path, bytes, an onnx.ModelProto, an onnx_ir.Model or an ONNXProgram of torch"
-    raise TypeError(f"a model is {kinds}, not {type(model).__name__}")
+    inside = "; give its `model`" if isinstance(exported, (onnx.ModelProto, ir.Model)) else ""
+    raise TypeError(f"a model is {kinds}, not {type(model).__name__}{inside}")
 
 
 def load_bytes(content: bytes, folder: Path) -> LoadedModel:

@@ -426,6 +426,10 @@ USAGE = {
         ["optimize", "MODEL", "b.onnx", "-o", "OUT"],
         "unexpected argument 'b.onnx': the command takes IN.onnx and options only; see",
     ),
+    "two models of a measurement": (
+        ["bench", "MODEL", "fused.onnx"],
+        "'fused.onnx': the command takes IN.onnx and options only, because it fuses the model itself and measures both",
+    ),
     "an empty word": (
         ["optimize", "MODEL", "", "-o", "OUT"],
         "unexpected argument '': the command takes IN.onnx and options only; see",

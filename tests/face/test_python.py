@@ -62,6 +62,9 @@ def test_what_a_model_is_given_as(kind: str, tmp_path: Path) -> None:
 def test_what_is_no_model() -> None:
     with pytest.raises(TypeError, match=r"a model is a path, bytes, .* not dict"):
         fa_compiler.inspect({})  # type: ignore[arg-type]
+    result = fa_compiler.optimize(plain())
+    with pytest.raises(TypeError, match="not Result; give its `model`"):
+        fa_compiler.optimize(result)  # type: ignore[arg-type]
 
 
 def test_a_model_with_external_weights_is_verified(tmp_path: Path) -> None:
