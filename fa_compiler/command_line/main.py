@@ -316,7 +316,9 @@ def _add_verify(commands: _Commands) -> None:
         "the models: float32 1e-5, float16 2e-3, bfloat16 1.6e-2)",
     )
     command.add_argument(
-        "--shared-caches", action="store_true", help="bind each past of a GroupQueryAttention and its present together"
+        "--shared-caches",
+        action="store_true",
+        help="bind each past of a GroupQueryAttention and its present together, as --assume shared-caches does",
     )
     add_options(command, Options, "assume")
     add_shared(command, "quiet")

@@ -52,7 +52,7 @@ from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import read_proto
-from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES
+from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.ir.nodes import RANDOM
@@ -79,6 +79,8 @@ MOST_NOISE = 1e-2
 """The largest difference that is taken for rounding. A wrong mask or scale makes a larger one in most models."""
 BLUNT = 10
 """How many times the tolerance may be allowed until a comparison says that it is blunt."""
+SHARED_ADVICE = f"; if it was fused with the assumption {SHARED_CACHES}, verify it with this assumption, too"
+"""The end of the message of a model that does not run beside an original whose caches could be shared buffers."""
 
 
 class CannotRunError(FaCompilerError):
@@ -187,9 +189,11 @@ class Comparison(Shown):
         return [self.outcome, *([words] if self.blunt else []), self.given]
 
 
-def _check_buffers(shared: bool, assume: Collection[str]) -> None:
+def _are_shared(shared: bool, assume: Collection[str]) -> bool:
+    """Is each past one buffer with its present, by the user's word of either kind? Raises InputError."""
     if shared and SEPARATE_CACHES in assume:
         raise InputError(f"shared caches and the assumption {SEPARATE_CACHES!r} cannot both hold")
+    return shared or SHARED_CACHES in assume
 
 
 def compare_models(
@@ -212,7 +216,8 @@ def compare_models(
         inputs: the inputs by name, or an .npz file with them; None makes random inputs.
         rtol: the tolerance; None chooses it by the coarsest type.
         name: stands for `other` in messages.
-        shared: bind each past of a GroupQueryAttention of `original` and its present to one buffer, in both models.
+        shared: bind each past of a GroupQueryAttention of `original` and its present to one buffer, in both models. So
+            does the assumption shared-caches.
         assume: the assumptions (ASSUMPTIONS) that the user vouches for. Random inputs satisfy them.
 
     Raises:
@@ -220,13 +225,13 @@ def compare_models(
             does not agree differs from run to run.
         CannotRunError: ONNX Runtime runs the original but not `other`.
     """
-    _check_buffers(shared, assume)
+    shared = _are_shared(shared, assume)
     proto, other_proto = read_proto(original), read_proto(other)
     buffers = () if buffers_of(proto) else buffers_of(other_proto)
     tolerance = tolerance_for(proto) if rtol is None else rtol
     runner = _loaded(original, proto)
-    pairs = shared_pairs(proto) if shared else {}
-    rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs)
+    pairs, advice = _pairing(proto, shared)
+    rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs, advice)
     excuses = _Excuses(original, proto, pairs, rival, _Unrounded(original, other, assume))
     found: Comparison | None = None
     usual = _rounds(runner, original, proto, inputs, pairs, shared, assume, sizes_for(other_proto))
@@ -248,6 +253,14 @@ def compare_models(
     return found
 
 
+def _pairing(proto: onnx.ModelProto, shared: bool) -> tuple[Mapping[str, str], str]:
+    """The pasts that are bound with their presents, and the end of the message of a model that does not run."""
+    pairs = shared_pairs(proto)
+    if shared:
+        return pairs, ""
+    return {}, SHARED_ADVICE if pairs else ""
+
+
 def _loaded(path: Path, proto: onnx.ModelProto) -> Runner:
     try:
         return Runner(path, proto, optimise=False)
@@ -256,7 +269,10 @@ def _loaded(path: Path, proto: onnx.ModelProto) -> Runner:
 
 
 class _Rival:
-    """The model to compare, which is loaded at its first run. Its buffers are bound as past and as present."""
+    """The model to compare, which is loaded at its first run. Its buffers are bound as past and as present.
+
+    `advice` is the end of the message of a model that does not run.
+    """
 
     def __init__(
         self,
@@ -266,8 +282,10 @@ class _Rival:
         proto: onnx.ModelProto,
         buffers: Sequence[Buffer],
         pairs: Mapping[str, str],
+        advice: str,
     ) -> None:
         self._name, self._original, self._path, self._proto = name, original, path, proto
+        self._advice = advice
         self._runner: Runner | None = None
         self._plain: Runner | None = None
         self.buffers = buffers
@@ -286,7 +304,8 @@ class _Rival:
         except LibraryUnusable as error:
             raise InputError(str(error)) from None
         except Exception as error:
-            message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {one_line(error)}"
+            reason = one_line(error) + self._advice
+            message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {reason}"
             if missing := without_kernel(self._proto):
                 message = f"{self._name} cannot be compared here: there is no CPU kernel of {' and '.join(missing)}"
             raise CannotRunError(message) from None

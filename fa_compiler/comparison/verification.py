@@ -37,7 +37,8 @@ def verify(
         rtol: the allowed difference relative to an output's largest finite value; None chooses it by the coarsest type
             of the model (float32 1e-5, float16 2e-3, bfloat16 1.6e-2).
         assume: the assumptions that you vouch for; random inputs satisfy them.
-        shared_caches: bind each past of a GroupQueryAttention and its present together.
+        shared_caches: bind each past of a GroupQueryAttention and its present together. The assumption shared-caches
+            does so, too.
 
     Returns:
         The comparison; its `same` says whether all outputs agree.

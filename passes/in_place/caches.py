@@ -40,6 +40,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs, without_none
+from fa_compiler.passes.ir.signatures import SIGNATURES
 from fa_compiler.passes.ops.elementwise import WRITERS
 from fa_compiler.passes.ops.movers import PICKS
 from fa_compiler.passes.ops.parts import Parts, concat_of
@@ -57,6 +58,8 @@ MOVES = {
 }
 """What operators make of a cache otherwise than that it grows by a Concat."""
 TURNED = "it is a buffer already, in which its rows are written, but between two Transposes, which copy all of it"
+PAST_NAMES = ("past", "past_key", "past_value")
+"""The inputs of attention operators to which they append, by the names of ir/signatures.py."""
 NAMES = ("past", "cache")
 """An input whose name contains one of these is reported as a cache, whatever reads it."""
 
@@ -244,6 +247,9 @@ def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts,
     readers = (concat_of(node, info) for value in past_aliases for node in value.consumers())
     concats = [joined for joined in readers if joined is not None and len(joined.with_elements(info)) > 1]
     if not concats:
+        consumers = (node for value in past_aliases for node in value.consumers() if _takes_past(node, value))
+        if (operator := next(consumers, None)) is not None:
+            raise Decline(Code.SHAPE, f"{operator.op_type} appends to it, and is not fused", operator)
         raise Decline(Code.SHAPE, "nothing is appended to it")
     if len(concats) > 1:
         raise Decline(Code.SHAPE, "several Concats take it", concats[1].node)
@@ -251,6 +257,13 @@ def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts,
     if len(others) != 1 or first not in past_aliases or others[0] in past_aliases:
         raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concats[0].node)
     return concats[0], others[0]
+
+
+def _takes_past(node: ir.Node, value: ir.Value) -> bool:
+    """Is this an attention operator that joins its new rows with the value by itself?"""
+    known = SIGNATURES.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    names = () if known is None else known.inputs
+    return any(taken is value and name in PAST_NAMES for name, taken in zip(names, node.inputs, strict=False))
 
 
 def _check_given(past: ir.Value, aliases: Sequence[ir.Value]) -> None:

@@ -258,8 +258,12 @@ def test_verify_runs_a_decoder(word: str, mask: bool, tmp_path: Path, capfd: pyt
     operators = [node.op_type for node in onnx.load(out).graph.node]
     assert "GroupQueryAttention" not in operators
     assert ("ScatterND" in operators) == (word == "shared-caches")
-    flag = ["--shared-caches"] if word == "shared-caches" else []
-    assert main(["verify", str(path), str(out), *flag]) == 0
+    flags: list[list[str]] = [["--assume", word], ["--shared-caches"] if word == "shared-caches" else []]
+    for flag in flags:
+        assert main(["verify", str(path), str(out), *flag]) == 0
+    if word == "shared-caches" and mask:  # what the file writes has no place in caches of their own
+        assert main(["verify", str(path), str(out)]) == 1
+        assert "verify it with this assumption, too" in capfd.readouterr().err
 
 
 def test_shared_buffers_differ_from_buffers_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -41,6 +41,13 @@ def test_verify_needs_no_inputs(name: str, tmp_path: Path, capfd: pytest.Capture
     assert main(["verify", str(path), str(out), "--quiet", *flag]) == 0
 
 
+def test_a_cache_whose_operator_is_not_fused_stays() -> None:
+    """The operator appends the new keys by itself. What would fuse it stands beside the attention."""
+    report = fa_compiler.optimize(Decoder().model, in_place_caches=True).report
+    assert [cache.reason for cache in report.caches] == ["GroupQueryAttention appends to it, and is not fused"] * 4
+    assert "--assume shared-caches" in (report.blocks[0].hint or "")
+
+
 def one_node(node: onnx.NodeProto, shapes: dict[str, list[int | str | None]], opset: int = 23) -> onnx.ModelProto:
     """A model of one node whose inputs have these shapes; `w` is a weight."""
     values = [helper.make_tensor_value_info(k, TensorProto.FLOAT, shape) for k, shape in shapes.items() if k != "w"]
