@@ -118,10 +118,7 @@ class _Parser(argparse.ArgumentParser):
         places = {action.dest: action.metavar for action in self._actions if not action.option_strings}
         if not name.startswith("-"):
             takes = " and ".join([*map(str, places.values()), "options"])
-            hint = "; commas separate the values of an option" if word[:1].isdigit() else ""
-            if self.prog.endswith(" bench") and word.endswith(".onnx"):
-                hint = ", because it fuses the model itself and measures both"
-            self.error(f"unexpected argument {word!r}: the command takes {takes} only{hint}")
+            self.error(f"unexpected argument {word!r}: the command takes {takes} only{self._why_alone(word)}")
         if (option := self._meant(name)) is not None:
             hint = "? Options here have '-' and not '_'" if option == name.replace("_", "-") else "?"
             self.error(f"unknown argument {word!r}, did you mean {option}{hint}")
@@ -130,6 +127,12 @@ class _Parser(argparse.ArgumentParser):
             self.error(f"unknown argument {word!r}: {places[stem]} stands without an option in front of it")
         owners = [each for each, parser in self.siblings.items() if name in parser._option_string_actions]
         self.error(f"unknown argument {word!r}" + (f": it is an option of {', '.join(owners)}" if owners else ""))
+
+    def _why_alone(self, word: str) -> str:
+        """The end of the message of a word that has no place in the command."""
+        if self.prog.endswith(" bench") and word.endswith(".onnx"):
+            return ", because it fuses the model itself and measures both"
+        return "; commas separate the values of an option" if word[:1].isdigit() else ""
 
     def _meant(self, name: str) -> str | None:
         """The option that an unknown name may stand for: the same word, one that begins alike, or a near one."""
