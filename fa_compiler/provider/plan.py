@@ -93,8 +93,8 @@ def _make_session(path: Path, name: str, level: Level) -> None:
     options.log_severity_level = _ERRORS_ONLY
     options.graph_optimization_level = _LEVELS[level]
     try:
-        # Without the option, the plans of the environment would answer.
-        options.add_provider_for_devices(provider.register_provider(), {"plan": ""})
+        devices = provider.register_provider()  # older releases than it needs have no method for them
+        options.add_provider_for_devices(devices, {"plan": ""})  # without it the plans of the environment would answer
         OwnSession(path, options)
     except LibraryUnusable as error:
         raise InputError(one_line(error)) from None
