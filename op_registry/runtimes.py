@@ -152,6 +152,11 @@ def first_version(runtime: Runtime, operator: str, feature: Feature, kernel: Ker
     return cell.since if cell is not None and cell.at((), kernel) is Answer.YES else ()
 
 
+def newest_version(runtime: str) -> tuple[int, ...]:
+    """The newest version from which on a runtime takes something more; () if none is known to matter."""
+    return max((cell.since for cells in RUNTIMES[runtime].values() for cell in cells.values()), default=())
+
+
 _TYPES = frozenset((Feature.FLOAT32, Feature.FLOAT16, Feature.BFLOAT16))
 _ALWAYS = _TYPES | {Feature.FLOAT_MASK, Feature.SHARED_MASK, Feature.CAUSAL, Feature.CAUSAL_MASK, Feature.OPEN_SIZES}
 _ALWAYS |= {Feature.WIDE_HEADS}

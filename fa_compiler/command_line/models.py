@@ -23,6 +23,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
 from fa_compiler.model_files.writing import Staging, check_place, file_sizes, staging, write, write_model
+from fa_compiler.op_registry.runtimes import Runtime, newest_version
 from fa_compiler.page.gain import gain_line
 from fa_compiler.page.provenance import Provenance, Written, gain_beside
 from fa_compiler.passes import Options, Report
@@ -37,6 +38,9 @@ from fa_compiler.pipeline.runtime_choices import ALL, runtime_choices
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.page.drawn import Drawn
+
+ORT_CPU = "ort-cpu"
+"""The runtime that runs what `--verify` compares."""
 
 
 def optimize(args: argparse.Namespace) -> int:
@@ -233,7 +237,7 @@ def verify(args: argparse.Namespace) -> int:
             args.original, args.other, args.inputs, args.rtol, shared=args.shared_caches, assume=assume
         )
     except CannotRunError as error:
-        return _cannot_compare(error)
+        return _cannot_compare(str(error))
     if not args.quiet:
         print_comparison(comparison)
     return OK if comparison.same else DIFFERENT
@@ -250,17 +254,33 @@ def _compared(args: argparse.Namespace, staged: Path, report: Report, options: O
             args.model, staged, name="the optimised model", shared=shared, assume=options.assume
         )
     except CannotRunError as error:
-        _cannot_compare(error)
+        _cannot_compare(f"{error}{_for_a_newer_release(options.runtime)}")
         return None
     if not args.quiet or not comparison.same:
         print_comparison(comparison)
     if not comparison.same:
-        print(f"fa-compiler: error: {printable(str(args.output))} was not written: it differs", file=sys.stderr)
+        _cannot_compare(f"{args.output} was not written: it differs{_for_a_newer_release(options.runtime)}")
     return comparison
 
 
-def _cannot_compare(error: Exception) -> int:
-    print(f"fa-compiler: error: {printable(str(error))}", file=sys.stderr)
+def _for_a_newer_release(runtime: Runtime | None) -> str:
+    """The end of the message of a result that fails here, if it was made for a newer ONNX Runtime than this one."""
+    if runtime is None or runtime.name != ORT_CPU:
+        return ""
+    import onnxruntime as ort
+
+    from fa_compiler.provider import release
+
+    version = runtime.version or newest_version(ORT_CPU)
+    if version[:2] <= release():
+        return ""
+    made_for, here = (".".join(map(str, number)) for number in (version, release()))
+    option = f"--runtime {ORT_CPU}={here}"
+    return f"; it is for ONNX Runtime {made_for} or newer, and this is {ort.__version__}: try {option}"
+
+
+def _cannot_compare(message: str) -> int:
+    print(f"fa-compiler: error: {printable(message)}", file=sys.stderr)
     return DIFFERENT
 
 

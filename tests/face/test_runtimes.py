@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 import fa_compiler
 from fa_compiler.command_line.main import main
+from fa_compiler.comparison import compare
 from fa_compiler.op_registry.runtimes import RUNTIMES
 
 from .builders import attention, ops, plain, saved
@@ -90,3 +92,29 @@ def test_wrong_words(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert error.count("\n") == 1
     assert expected in error
     assert {each.name for each in tmp_path.iterdir()} == {"model.onnx"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "told"),
+    [
+        ("ort-cpu", "it is for ONNX Runtime 1.30 or newer, and this is 1.24.4: try --runtime ort-cpu=1.24"),
+        ("ort-cpu=1.28.1", "it is for ONNX Runtime 1.28.1 or newer, and this is 1.24.4: try --runtime ort-cpu=1.24"),
+        ("ort-cpu=1.24", None),
+        ("ort-cuda", None),
+    ],
+)
+def test_a_result_for_a_newer_release_than_this_one(
+    runtime: str, told: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What fails in --verify may run in the release that the result is for."""
+
+    def fails(*paths: Path, **words: object) -> None:
+        raise compare.CannotRunError("it does not run")
+
+    monkeypatch.setattr(compare, "compare_models", fails)
+    monkeypatch.setattr(onnxruntime, "__version__", "1.24.4")
+    path = saved(attention(), tmp_path / "model.onnx")
+    words = ["--target", "contrib", "--runtime", runtime, "--verify"]
+    assert main(["optimize", str(path), "-o", str(tmp_path / "out.onnx"), *words]) == 1
+    error = capsys.readouterr().err
+    assert error.endswith(f"it does not run; {told}\n" if told else "it does not run\n")
