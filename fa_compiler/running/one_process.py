@@ -75,4 +75,5 @@ def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array]
             return feeds, session.run(feeds)
         except InputError as error:
             faults.append(error)
-    raise faults[0]
+    told = str(faults[0])
+    raise InputError(told if "--inputs" in told else f"{told}; give inputs that fit the model with --inputs")
