@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
 import re
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import ModelLike, read_proto
+from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.subgraphs import graph_inputs
 
@@ -84,10 +85,11 @@ class DecodingSession:
         if room is not None:
             _check_number("room", room, 1)
         _check_number("threads", threads, 0)
-        with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
-            path = as_file(model, Path(folder) / "model.onnx")
+        with TemporaryFolder() as folder:
+            path = as_file(model, folder, "model.onnx")
             proto = read_proto(path)
-            self.name = str(path) if path.parent != Path(folder) else proto.graph.name or "the model"
+            is_file = isinstance(model, str | os.PathLike)
+            self.name = str(path) if is_file else proto.graph.name or "the model"
             self.caches_by_input: dict[str, Cache] = {cache.past: cache for cache in caches_of(proto)}
             if not self.caches_by_input:
                 raise InputError(

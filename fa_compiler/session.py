@@ -23,6 +23,7 @@ from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.inline_weights import serialised
 from fa_compiler.model_files.reading import LoadedModel, load, load_bytes
+from fa_compiler.model_files.temporary import new_folder
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Options, Report
 from fa_compiler.pipeline.fusing import run
@@ -140,7 +141,7 @@ class InferenceSession(OwnSession):
 
     def _linked(self, proto: onnx.ModelProto, files: list[str], loaded: LoadedModel) -> str:
         """The path of the model in a new folder with links to its weights. The folder lives as long as the session."""
-        self._fa_temporary = tempfile.TemporaryDirectory(prefix="fa_compiler-")
+        self._fa_temporary = new_folder()
         folder = Path(self._fa_temporary.name)
         places = {file: f"{number}.data" for number, file in enumerate(files)}
         try:

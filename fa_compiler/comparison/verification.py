@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from fa_compiler.comparison.compare import Comparison, compare_models
 from fa_compiler.model_files.reading import ModelLike, load
+from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.passes import Report
 from fa_compiler.pipeline.fusing import copy_of
@@ -52,22 +52,21 @@ def verify(
         raise TypeError(f"`rtol` is a number or None, not {rtol!r}")
     if not isinstance(inputs, str | os.PathLike | Mapping | None):
         raise TypeError(f"`inputs` is a dictionary of arrays or the path of an .npz file, not {type(inputs).__name__}")
-    with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
-        place = Path(folder)
-        first, second = as_file(original, place / "original.onnx"), as_file(other, place / "other.onnx")
+    with TemporaryFolder() as folder:
+        first, second = as_file(original, folder, "original.onnx"), as_file(other, folder, "other.onnx")
         feeds = Path(inputs) if isinstance(inputs, (str, os.PathLike)) else inputs
         return compare_models(first, second, feeds, rtol, shared=shared_caches, assume=words)
 
 
-def as_file(model: ModelLike, place: Path) -> Path:
-    """The path of a model, which is written to `place` if it has none.
+def as_file(model: ModelLike, folder: TemporaryFolder, name: str) -> Path:
+    """The path of a model, which is written to the folder under this name if it has none.
 
     Raises:
-        InputError: the model is at fault.
+        InputError: the model is at fault, or there is no folder for temporary files.
     """
     if isinstance(model, (str, os.PathLike)):
         return Path(model)
-    loaded = load(model)
+    loaded, place = load(model), folder.path / name
     with staging() as stage:
         write_model(copy_of(loaded), loaded, place, stage, Report([]))
         stage.commit()

@@ -8,12 +8,10 @@ model, which holds the session and runs it twice.
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import Unpack
 
 from fa_compiler.comparison.verification import as_file
@@ -24,6 +22,7 @@ from fa_compiler.measuring.options import CACHED, LENGTHS, BenchKeywords, BenchO
 from fa_compiler.measuring.runs import Runs
 from fa_compiler.measuring.steps import Steps
 from fa_compiler.model_files.reading import ModelLike
+from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.option import read_options
 from fa_compiler.passes.answer.options import DECODE
@@ -68,9 +67,9 @@ def bench(
     if in_place_caches and not decode:
         raise InputError("caches in place are measured as a decoder uses them: give --decode, in Python decode=True")
     wanted = list(dict.fromkeys(chosen.lengths or (CACHED if decode else LENGTHS)))
-    with tempfile.TemporaryDirectory(prefix="fa_compiler-") as folder:
-        place = Path(folder)
-        paths = as_file(model, place / "original.onnx"), place / "fused.onnx"
+    with TemporaryFolder() as folder:
+        place = folder.path
+        paths = as_file(model, folder, "original.onnx"), place / "fused.onnx"
         report = optimize(model, paths[1], assume=words, in_place_caches=in_place_caches).report
         _check_fused(report)
         sessions = partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)

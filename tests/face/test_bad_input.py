@@ -6,6 +6,7 @@ import errno
 import gzip
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,8 +14,10 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.model_files import reading, writing
+from tests.graphs import harness
 from tests.systems import DEVICES, LINKS, NAMED_PIPES, NAMES_OF_BYTES
 
 from .builders import attention, contents, external, plain, projected, saved
@@ -609,3 +612,25 @@ def _one_error(capfd: pytest.CaptureFixture[str], *expected: str) -> None:
     assert captured.err.count("\n") == 1, captured.err
     for text in expected:
         assert text in captured.err
+
+
+def test_no_folder_for_temporary_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a container whose file systems are read-only. Models that lie in files need no such folder."""
+    fused, model = tmp_path / "fused.onnx", saved(attention(), tmp_path / "model.onnx")
+    fa_compiler.optimize(model, fused)
+    step = tmp_path / "step.onnx"
+    onnx.save(harness.load("llama_past__tsn_eager_op14"), step)
+
+    def refused() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    monkeypatch.setattr(tempfile, "gettempdir", refused)
+    monkeypatch.setattr(tempfile, "_get_default_tempdir", refused)
+    assert fa_compiler.verify(model, fused).same
+    fa_compiler.DecodingSession(step)
+    with pytest.raises(fa_compiler.InputError, match="No usable temporary directory.*; let .* TMPDIR name a folder"):
+        fa_compiler.DecodingSession(onnx.load(step))
+    assert main(["bench", str(model), "--lengths", "16", "--seconds", "0.1"]) == 2
+    assert "no folder for temporary files can be made" in capsys.readouterr().err
