@@ -60,6 +60,8 @@ def plan(
         InputError: the model, the level, an assumption or the output is at fault, the library is not installed, or this
             ONNX Runtime is older than 1.23; nothing was written.
     """
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(f"a plan is made for the file of a model, so `model` is its path, not {type(model).__name__}")
     options = python_options(assume=assume)
     if SHARED_CACHES in options.assume:
         raise InputError(

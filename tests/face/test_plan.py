@@ -383,6 +383,12 @@ def test_an_older_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "the provider needs ONNX Runtime 1.23 or newer; this is 1.22.1" in capsys.readouterr().err
 
 
+def test_a_model_without_a_file_has_no_plan(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="`model` is its path, not ModelProto"):
+        fa_compiler.plan(attention(), tmp_path / "x.plan")  # type: ignore[arg-type]
+    assert not any(tmp_path.iterdir())
+
+
 def test_a_fused_graph_that_the_runtime_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: object, **kwargs: object) -> Replacement:
         return Replacement(Report(()), b"no model", (0, -1))
