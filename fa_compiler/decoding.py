@@ -253,8 +253,9 @@ class DecodingSession:
     def take_caches(self, caches: Mapping[str, npt.ArrayLike], *, length: int | None = None) -> None:
         """Go on with the caches of another session (its `caches`) or model, by the names of this model's inputs.
 
-        The outputs of a prompt's model that transformers exports may be given as they are: its `cache.layers.0.keys` is
-        this model's `input.cache.layers.0.keys`.
+        The outputs of a prompt's model may be given as they are, where they have the names of this model's outputs, as
+        in `decoder_model.onnx` of optimum, or those that transformers gives them: its `cache.layers.0.keys` is this
+        model's `input.cache.layers.0.keys`.
 
         Args:
             caches: an array for each cache.
@@ -293,13 +294,18 @@ class DecodingSession:
         if not isinstance(caches, Mapping):
             raise InputError("the caches are arrays by the names of inputs, such as the `caches` of another session")
         arrays: dict[str, Array] = {}
-        given = {name if name in self.caches_by_input else f"input.{name}": array for name, array in caches.items()}
+        given = {self._past_of(name): array for name, array in caches.items() if name not in self.caches_by_input}
+        given |= {name: array for name, array in caches.items() if name in self.caches_by_input}
         for name, cache in self.caches_by_input.items():
             if name not in given:
                 raise InputError(f"the caches lack '{name}' ({self.name} has {', '.join(self.caches_by_input)})")
             arrays[name] = self._array("the caches", name, given[name])
             self._check_shape("the cache", name, arrays[name], cache.axis)
         return arrays
+
+    def _past_of(self, output: str) -> str:
+        """The input that goes on with an output of another model."""
+        return self._presents[output].past if output in self._presents else f"input.{output}"
 
     def _check_shape(self, what: str, name: str, array: Array, free: int | None = None) -> None:
         """Raise InputError for an array with another number of dimensions, or another fixed size, than the input.

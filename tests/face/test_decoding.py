@@ -176,6 +176,16 @@ def test_the_caches_of_a_prompt_have_its_own_names() -> None:
     assert session.step({"x": np.ones((2, 1, 4), np.float32)})["y"][0, 0, 0] == 4
 
 
+def test_the_caches_of_a_prompt_have_the_names_of_presents() -> None:
+    """So in optimum's pair of files. An array by the name of the past counts, if both are given."""
+    session = fa_compiler.DecodingSession(recurrent())
+    state, step = np.ones((2, 1, 4), np.float32), {"x": np.ones((2, 1, 4), np.float32)}
+    session.take_caches({"y": state, "present_sum": state})
+    assert session.step(step)["y"][0, 0, 0] == 4
+    session.take_caches({"past_sum": 2 * state, "present_sum": state})
+    assert session.step(step)["y"][0, 0, 0] == 9
+
+
 def windowed(window: int = 4) -> onnx.ModelProto:
     """A layer that attends to the last tokens, and hands on the width of its window, beside one that attends to all."""
     return onnx.parser.parse_model(
