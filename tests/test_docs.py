@@ -406,6 +406,16 @@ def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(answer) == 64
 
 
+def test_the_programs_take_the_model_of_the_tutorial() -> None:
+    """The tutorial sends its readers to programs of other pages, which name inputs and outputs."""
+    names = re.findall(r"(?:input|output)_names=\[(.*?)\]", PAGES["tutorial.md"])[:2]
+    wanted = [name.strip('" ') for name in ",".join(names).split(",")]
+    assert wanted == ["input_ids", "attention_mask", "last_hidden_state"]
+    for page, language in (("recipes.md", "cpp"), ("recipes.md", "js"), ("provider.md", "cpp")):
+        (program,) = re.findall(rf"```{language}\n(.*?)```", PAGES[page], re.DOTALL)
+        assert [name for name in wanted if name not in program] == [], page
+
+
 def test_the_recipe_of_quantising_keeps_the_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block, *_ = re.findall(r"```python\n(.*?)```", PAGES["recipes.md"], re.DOTALL)
     shutil.copy(ROOT / "examples" / "models" / "bert.onnx", tmp_path)
