@@ -16,6 +16,7 @@ from fa_compiler.op_registry import DOMAIN, DOMAINS, collectives
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
+from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.in_place import METADATA
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
@@ -76,6 +77,8 @@ def how_to_run_result(
     """How the file of a run is run; None if it holds no fused operator and so is run as before."""
     if not (report.has_fused or report.count("already_fused")):
         return None
+    if options.target == "ort" and any(SHARED_CACHES in block.assumed for block in report.blocks):
+        return _in_place(os.fspath(path), proto)
     return how_to_run(path, options, proto)
 
 

@@ -26,6 +26,7 @@ from tests.passes.attention_ops.test_delta_rule import model_of as linear
 from tests.passes.attention_ops.test_delta_rule import problem
 from tests.systems import IS_WINDOWS
 
+from . import genai
 from .builders import attention, feeds, saved
 
 MODELS = Path(__file__).parents[2] / "examples" / "models"
@@ -195,6 +196,19 @@ def test_a_file_names_the_weights_that_it_needs(tmp_path: Path) -> None:
         result = fa_compiler.optimize(path, tmp_path / place)
         assert f"fused.onnx needs its weights, {needed}, at the same place beside it" in result.report.notes
         assert (tmp_path / place).with_name(needed).is_file()
+
+
+def test_a_file_with_shared_caches_is_run_by_a_decoding_session(tmp_path: Path) -> None:
+    """A session with caches of their own has no room for what the file writes."""
+    path = tmp_path / "model.onnx"
+    how = fa_compiler.optimize(genai.Decoder().model, path, assume=["shared-caches"]).how_to_run
+    assert how is not None
+    assert "binds each of them as past and as present" in how.needs
+    found: dict[str, Any] = {}
+    exec("\n".join(how.ways[0].lines), found)
+    assert found["outputs"]["logits"].shape == (1, 3, genai.WORDS)
+    apart = fa_compiler.optimize(genai.Decoder().model, path, assume=["separate-caches"]).how_to_run
+    assert "DecodingSession" not in str(apart)
 
 
 def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path) -> None:
