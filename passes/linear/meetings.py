@@ -37,13 +37,13 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import combinations, permutations, product
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import int_attr, is_op, without_none
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
@@ -238,7 +238,7 @@ class Meetings:
         found = _read([each for each in met if not (names and is_op(each.node, *LOOPS))])
         for size in self.sizes:
             if not size.is_const and (not names or any(name in names for name in names_of(size))):
-                found.has_squares |= any(len(monomial) > 1 for monomial, _ in size.terms)
+                found.has_squares |= _has_square(size)
                 found.add("Add", size.addend)
             _enter(size, found, names)
         return found
@@ -256,6 +256,16 @@ def _read(met: Sequence[_Met]) -> Numbers:
     return found
 
 
+def _differ(sizes: Sequence[int]) -> bool:
+    return len({*sizes}) > 1
+
+
+def _tells(sizes: Sequence[int], others: Sequence[int]) -> bool:
+    """Is there one other size for each size? The batch and the tokens do not vary together, and neither tells the
+    other."""
+    return len({*zip(sizes, others, strict=True)}) == len({*sizes})
+
+
 def _step(numbers: Iterable[int]) -> int:
     """The largest number of which all of these are multiples, apart from one and the same number; 0 for one number."""
     first, *others = {*numbers} or {0}
@@ -265,11 +275,21 @@ def _step(numbers: Iterable[int]) -> int:
 def names_of(size: Dim) -> Iterator[str]:
     """The names of the sizes in a size that differ from run to run."""
     for atom in size.atoms:
-        if atom.args:
-            for arg in atom.args:
-                yield from names_of(arg)
-        else:
-            yield atom.name
+        yield from _names_in(atom)
+
+
+def _names_in(atom: Atom) -> Iterator[str]:
+    if atom.args:
+        for arg in atom.args:
+            yield from names_of(arg)
+    else:
+        yield atom.name
+
+
+def _has_square(size: Dim) -> bool:
+    """Is a size multiplied with itself, or with what is computed from it?"""
+    pairs = (pair for monomial, _ in size.terms for pair in combinations(monomial, 2))
+    return any(not {*_names_in(one)}.isdisjoint(_names_in(other)) for one, other in pairs)
 
 
 def _enter(size: Dim, found: Numbers, names: Collection[str]) -> None:
@@ -325,10 +345,11 @@ class _Met:
 
     @property
     def is_square(self) -> bool:
-        """Do all factors vary, or the first operand of a power or a sum, and are they known? Do two sizes that are
-        multiplied by Size, or merged by a Reshape?"""
+        """Do all factors vary, or the first operand of a power or a sum, and are they known? Do two sizes of an operand
+        whose sizes are multiplied, of which one tells the other?"""
         if is_op(self.node, *MERGING):
-            return sum(map(self._axis_varies, range(self._rank))) > 1
+            shapes = {note.shape for note in self._given(0)}
+            return any(_tells(*pair) for pair in permutations(filter(_differ, zip(*shapes, strict=False)), 2))
         if not is_op(self.node, "Mul", "Pow", *SUMMING) or not self._is_exact(True):
             return False
         return all(map(self.varies, range(self.width if is_op(self.node, "Mul", "MatMul") else 1)))
@@ -337,11 +358,6 @@ class _Met:
     def width(self) -> int:
         """How many operands there are."""
         return max(len(row) for point in self.points for row in point)
-
-    @property
-    def _rank(self) -> int:
-        """The rank of the first operand."""
-        return max((len(note.shape) for note in self._given(0)), default=0)
 
     def notes(self, index: int) -> list[Note | None]:
         """An operand in all rows."""

@@ -32,7 +32,7 @@ FIRST_ROWS = "b = Slice(x, zero1, t, zero1) more = Unsqueeze(b, one1) " + GROWN
 CUT = "n = Shape<start=2,end=3>(a) df = Sub(t, n) z = Constant<value_ints=[0,0,0,0,0,0]>() "
 PADDED = CUT + "p = Concat<axis=0>(z, df, zero1) y = Pad(a, p) "
 TABLE = (
-    "fifty = Constant<value_ints=[50]>() w = ConstantOfShape<value=float[1]{0}>(hs) "
+    "row = Constant<value_ints=[37]>() w = ConstantOfShape<value=float[1]{0}>(hs) "
     "w1 = ConstantOfShape<value=float[1]{1}>(t) "
 )
 PAD = "d = Sub(hs, t) p = Concat<axis=0>(zero1, d) x = Pad(w1, p) "
@@ -102,10 +102,12 @@ OTHERS = {
     "c = Less(b, one) " + LATER,
     "a matrix of 100 columns": "tt = Concat<axis=0>(t, hs) x = Expand(onef, tt) b = EyeLike<dtype=1>(x) "
     "w = ReduceSum(b, one1) more = Sub(onef, w) " + GROWN,
-    "rows put into a table": TABLE + "x = ScatterND(w, rc, w1) more = Gather(x, fifty) " + GROWN,
-    "elements put into a table": TABLE + "x = ScatterElements(w, r, w1) more = Gather(x, fifty) " + GROWN,
-    "a row of a padded table": TABLE + PAD + "more = Gather(x, fifty) " + GROWN,
-    "rows of a padded table": TABLE + PAD + "e = Add(fifty, one1) more = Slice(x, fifty, e) " + GROWN,
+    "rows put into a table": TABLE + "x = ScatterND(w, rc, w1) more = Gather(x, row) " + GROWN,
+    "elements put into a table": TABLE + "x = ScatterElements(w, r, w1) more = Gather(x, row) " + GROWN,
+    "two rows of a padded table": TABLE + PAD + "e = Add(row, one1) a = Gather(x, row) b = Gather(x, e) "
+    "more = Sub(a, b) " + GROWN,
+    "slices of a padded table": TABLE + PAD + "e = Add(row, one1) e1 = Add(e, one1) a = Slice(x, row, e) "
+    "b = Slice(x, e, e1) more = Sub(a, b) " + GROWN,
     "a multiple that is one number": "w = Constant<value_int=7>() x = Mul(ts, w) " + IS_1001,
     "a multiple of a multiple": "w = Constant<value_int=7>() w1 = Constant<value_int=11>() x1 = Mul(ts, w) "
     "x = Mul(x1, w1) " + IS_1001,
