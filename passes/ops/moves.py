@@ -668,7 +668,7 @@ def _divided(offset: Dim, count: int) -> tuple[Dim | None, int]:
 
 # -- the table ------------------------------------------------------------------------------------
 
-Form = Callable[[ir.Node, ir.Value], Move]
+Form = type[Move]
 Condition = Callable[[ir.Node, Known], ir.Value | None]
 _FORMS: dict[str, tuple[Form, Condition]] = {}
 
@@ -744,3 +744,8 @@ def keeps_everything(node: ir.Node | None, known: Known) -> bool:
 def operators_of(*forms: Form) -> tuple[str, ...]:
     """The operators of some forms, those that are moves under a condition included."""
     return tuple(name for name, (form, _) in _FORMS.items() if form in forms)
+
+
+def operators_that(holds: Callable[[Form], bool]) -> tuple[str, ...]:
+    """The operators that are moves under no condition, and for whose form something holds."""
+    return tuple(name for name, (form, condition) in _FORMS.items() if condition is first_input and holds(form))
