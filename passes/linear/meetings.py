@@ -15,7 +15,8 @@ a varying operand meets, by number:
        points
     8  the sizes of what enters a region: what their formulas add, and the numbers in their minima and quotients
     9  Slice and Split: a step, the number of parts and their sizes, along an axis that varies
-   10  any other operator that has a rule in operators.py and is not in `NOTHING`: the operands that do not vary
+   10  any other operator that has a rule in operators.py and is not in `NOTHING`: its attributes and the operands that
+       do not vary
    11  all of them: what the sizes of an axis that varies, and the integers of an operand that does, are multiples of. A
        Tile, a Concat of several copies and a Reshape multiply a length as a Mul does. So does Size
    12  Gather and Slice, of elements that vary on an axis that does not: the constant indices, starts and ends. A table
@@ -394,6 +395,13 @@ class _Met:
             yield from own(self)  # 2 to 5, 7, 9 and 12
         elif (not is_op(self.node, *COMPUTING) or self._is_exact(counts_floats)) and self._any_varies:
             yield from (number for index in range(self.width) for number in self.constant(index))  # 1, 6 and 10
+            if not is_op(self.node, *COMPUTING):
+                yield from (number for number in self._attributes() if abs(number) >= LEAST)
+
+    def _attributes(self) -> Iterator[int]:
+        for attr in self.node.attributes.values():
+            if attr.type in (ir.AttributeType.INT, ir.AttributeType.INTS):
+                yield from (attr.as_int(),) if attr.type == ir.AttributeType.INT else attr.as_ints()
 
     def is_crowded(self, counts_floats: bool) -> bool:
         """Does what varies meet a table of too many numbers, element by element?"""

@@ -20,9 +20,9 @@ def test_every_operator_is_noted_or_has_a_reason() -> None:
     assert all(NOTHING.values()) and NOTHING.keys().isdisjoint({*NOTED, *meetings._NUMBERS})
 
 
-def met(op_type: str, *constants: list[int]) -> Numbers:
+def met(op_type: str, *constants: list[int], **attributes: int | list[int]) -> Numbers:
     """The numbers of a node that reads 3 rows at one point and 5 at another one."""
-    node, found = ir.node(op_type, [None]), Meetings()
+    node, found = ir.node(op_type, [None], attributes), Meetings()
     for rows in (3, 5):
         found.begin()
         found.add(node, [Tensor((rows,)), *(exact(np.array(numbers)) for numbers in constants)])
@@ -33,7 +33,8 @@ def met(op_type: str, *constants: list[int]) -> Numbers:
 def test_a_move_without_a_row_meets_all_its_integers(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new operator that moves arrays, such as Roll, is noted before anyone says which of its integers count."""
     monkeypatch.setattr(meetings, "_NUMBERS", {})
-    assert met(op_type, [70], [90]).compared | met(op_type, [70], [90]).factors >= {70, 90}
+    found = met(op_type, [70], [90], shift=80, shifts=[60])
+    assert found.compared | found.factors >= {60, 70, 80, 90}
 
 
 def test_a_scatter_into_rows_that_vary() -> None:
