@@ -22,7 +22,7 @@ TOLERANCE = 1e-3
 """The allowed difference from `ort`, relative to the largest value. The models have many float32 layers, and the order
 of summation differs."""
 
-MOVES = ("Transpose", "Reshape", "Expand", "Concat", "Slice", "Split", "Cast", "Identity", "Pad", "Tile")
+COMPUTES_NOTHING = ("Transpose", "Reshape", "Expand", "Concat", "Slice", "Split", "Cast", "Identity", "Pad", "Tile")
 """Operators that compute nothing."""
 
 Node = Sequence[Any]
@@ -43,7 +43,7 @@ def fused_parts(nodes: Iterable[Node], original: set[str], fused: set[str]) -> d
     seconds: Counter[str] = Counter(attention=0.0, other=0.0, caused=0.0)
     kinds, caused, count = Counter[str](), Counter[str](), 0
     for name, operator, took in nodes:
-        added = not _in_file(name, original) and (_in_file(name, fused) or operator in MOVES)
+        added = not _in_file(name, original) and (_in_file(name, fused) or operator in COMPUTES_NOTHING)
         part = "attention" if "Attention" in operator else "caused" if added else "other"
         seconds[part] += took
         kinds[operator] += took

@@ -35,7 +35,7 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import use_buffers
-from fa_compiler.passes.ir.nodes import graph_opset, is_op, remember_versions, subgraphs
+from fa_compiler.passes.ir.nodes import graph_opset, is_op, is_read, remember_versions, subgraphs
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
 from fa_compiler.passes.linear.regions import LOOPS
@@ -547,6 +547,10 @@ class _Run:
         made = limited_attempt(node, lambda: rewriter.attempt(build))
         if isinstance(made, Decline):
             return replace(self._declined_block(name, made), kind=kind)
+        for old, new in made.outputs:
+            if is_read(old):
+                can_be_named = new.producer() is made.node and not new.is_graph_output()
+                replace_value(old, new if can_be_named else rewriter.builder.for_output(old, new))
         rewriter.adopt(node, made.node)
         return Block(
             id=0,

@@ -28,6 +28,7 @@ from fa_compiler.atc.run import ROUTES
 from fa_compiler.atc.sizes import parse_gears, parse_shapes
 from fa_compiler.command_line.main import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, main, parser
 from fa_compiler.comparison.verification import verify
+from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
 from fa_compiler.op_registry.around_kernels import around_matrix
 from fa_compiler.op_registry.products import PRODUCTS
 from fa_compiler.op_registry.runtimes import matrix
@@ -117,6 +118,17 @@ def test_every_option_is_documented() -> None:
         assert re.search(rf"(?<![\w-]){option}(?![\w-])", COMMAND_LINE + ASCEND), option
 
 
+@pytest.mark.parametrize("section", re.split(r"^## ", COMMAND_LINE, flags=re.MULTILINE)[1:])
+def test_every_option_of_a_command_is_in_its_section(section: str) -> None:
+    heading, _, text = section.partition("\n")
+    for command in heading.split(", "):
+        for action in parser().commands[command]._actions if command in parser().commands else ():
+            spellings = "|".join(action.option_strings)
+            assert action.dest == "help" or not spellings or re.search(rf"(?<![\w-])({spellings})(?![\w-])", text), (
+                f"docs/commands.md, {heading}: {command} {spellings}"
+            )
+
+
 def _cell(option: Option) -> str:
     """The first cell of the row of an option."""
     if isinstance(option.default, bool):
@@ -157,6 +169,17 @@ def test_ascend_tells_of_everything(page: str) -> None:
         assert f"**{route}.**" in page
     for word in (*(product.name for product in PRODUCTS), EMPTY_BIAS, HALF_ATTENTION):
         assert word in page, word
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [r"one of 8.*?\. (.*?) are written out", r"opset 下不认识的 (.*?)\s*用其他算子展开"],
+    ids=["English", "Chinese"],
+)
+def test_ascend_names_the_operators_that_are_written_out(sentence: str) -> None:
+    page = ASCEND if sentence.isascii() else ASCEND_IN_CHINESE
+    told = re.search(sentence, page, re.DOTALL)
+    assert told and {*re.findall(r"[A-Z]\w+", told[1], re.ASCII)} == EXPANSIONS.keys()
 
 
 def _names(text: str) -> set[str]:

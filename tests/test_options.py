@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import pytest
@@ -19,6 +21,7 @@ from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions, ShardKeywords
 from fa_compiler.pipeline.options import FileKeywords, FileOptions, PassKeywords, make_options
 
+ROOT = Path(__file__).parent.parent
 KEYWORDS = [
     (FusionKeywords, (Options,), {"target"}),
     (FileKeywords, (FileOptions,), {"target"}),
@@ -74,6 +77,8 @@ def test_a_session_has_the_options_of_its_target() -> None:
     ours = {name: each.default for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert ours
     assert ours == {name: options_of(Options)[name].default for name in ours}
+    told = re.search(r"`InferenceSession` also takes ([^.]+)\.", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert told and {*re.findall(r"`(\w+)`", told[1])} == ours.keys(), "README.md: what a session takes"
 
 
 def test_the_command_line_has_the_options_and_their_defaults() -> None:

@@ -12,7 +12,7 @@ from fa_compiler.op_registry.collectives import METHODS
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.soc import SocVersion, soc_version
 from fa_compiler.passes.answer.option import options_of, read_options, told
-from fa_compiler.passes.answer.options import ALL_WEIGHTS, ATTENTION_ONLY, JOINED
+from fa_compiler.passes.answer.options import ALL_WEIGHTS, ALONE, ATTENTION_ONLY, JOINED
 from fa_compiler.passes.parallel.options import AUTO, AXES
 
 
@@ -103,7 +103,7 @@ class Request:
     only: str | None = field(
         default=None,
         metadata=told(
-            "fuse attention alone: leave the norms, gated products and rotary positions around it",
+            ALONE,
             details='It is "attention" or None. Several ranks always do so.',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),

@@ -30,6 +30,7 @@ from fa_compiler.op_registry import DOMAIN, OpSpec, get
 from fa_compiler.op_registry.collectives import DOMAIN as PARALLEL
 from fa_compiler.op_registry.collectives import SPECS
 from fa_compiler.passes.answer.report import Block
+from fa_compiler.passes.ops.movers import MOVES, PICKS
 from fa_compiler.passes.values.shapes import analyse
 from fa_compiler.protos.subgraphs import all_nodes
 
@@ -40,10 +41,10 @@ REACH = 12
 """How far from a declined softmax its matrix products may be."""
 
 SIZES = {
-    **dict.fromkeys(("Reshape", "Expand", "Slice", "Squeeze", "Unsqueeze", "Tile", "Split", "Pad"), 1),
+    **dict.fromkeys({*MOVES, "Split", "Pad"}.difference(PICKS), 1),
     **dict.fromkeys(("ConstantOfShape", "Range"), 0),
 }
-"""The first input that holds sizes, by operator; so do all behind it."""
+"""The first input that holds sizes or places, by operator; so do all behind it. The indices of PICKS are drawn."""
 
 INPUT_ROLES = {
     "query": "query",

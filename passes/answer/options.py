@@ -62,10 +62,12 @@ ASSUMPTIONS = {
 FINITE_SCORES_HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 """What the user can do where only what a fully masked row gives stands in the way."""
+ALONE = "fuse attention alone: leave the norms, gated products and rotary positions around it"
+"""What `only` does, in all commands that have it."""
 
 ATTENTION_SINCE, NEWEST_OPSET = 23, 28
 """The first opset with ONNX's Attention, and the newest opset whose operators are known here. An operator of a newer
-opset may mean something else."""
+opset may mean something else. The rows of the table in lowering/ascend/onnx_route/changes.py reach as far."""
 
 ATTENTION_ONLY = "attention"
 """What `only` may be."""
@@ -193,7 +195,7 @@ class Options:
         default=None,
         kw_only=True,
         metadata=told(
-            "fuse attention alone: leave the norms, gated products and rotary positions around it",
+            ALONE,
             details='It is "attention" or None, and goes with the targets "ascend", "onnx" and "contrib".',
             metavar=ATTENTION_ONLY,
             completed=(ATTENTION_ONLY,),

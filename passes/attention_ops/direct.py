@@ -11,12 +11,12 @@ from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import is_read
-from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
 
 Attributes = dict[str, int | float | str]
+Outputs = tuple[tuple[ir.Value, ir.Value], ...]
+"""Outputs of a node, each with the value that takes its place."""
 TURNED = (0, 1, 3, 2)
 """A state with its last two dimensions exchanged."""
 INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
@@ -25,9 +25,10 @@ INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
 
 @dataclass(frozen=True)
 class Direct:
-    """A fused node and what the report says of it."""
+    """A fused node, the values that take the places of the old node's outputs, and what the report says of it."""
 
     node: ir.Node
+    outputs: Outputs
     layout: str | None = None
     heads: tuple[int, int] | None = None
     mask: str | None = None
@@ -37,7 +38,11 @@ class Direct:
 
 @dataclass(frozen=True)
 class DirectConversion:
-    """The conversion of one node. `facts` are those of the model, and `builder` makes nodes in the node's graph."""
+    """The conversion of one node. `facts` are those of the model, and `builder` makes nodes in the node's graph.
+
+    A conversion replaces no value. It returns the `outputs` of its `Direct`, which are put in their places when nothing
+    can decline any more.
+    """
 
     node: ir.Node
     facts: Facts
@@ -65,11 +70,6 @@ class DirectConversion:
             if violation.extension is None:
                 raise Decline(Code.ILLEGAL, f"ort: {violation}", self.node)
         return made
-
-    def put(self, old: ir.Value, new: ir.Value) -> None:
-        """Put a value in the place of an output of the node, if something reads it."""
-        if is_read(old):
-            replace_value(old, new)
 
 
 def left(node: ir.Node, reason: str, hint: str | None = None) -> Decline:

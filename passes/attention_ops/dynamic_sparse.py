@@ -76,10 +76,8 @@ class _Conversion(CachedCall):
             "sinks": self._sinks(),
         }
         made = self.added(OP, inputs, attrs, 0)
-        self.put(self.node.outputs[0], self._by_row(made.outputs[0]))
-        for output, present in zip(self.node.outputs[1:], presents, strict=False):
-            self.put(output, present)
-        return Direct(made, "BSND", (sizes.heads, sizes.kv_heads), mask="causal")
+        outputs = tuple(zip(self.node.outputs, (self._by_row(made.outputs[0]), *presents), strict=False))
+        return Direct(made, outputs, "BSND", (sizes.heads, sizes.kv_heads), mask="causal")
 
     def _check(self) -> None:
         """Decline what is not computed."""

@@ -29,7 +29,14 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.attention_ops.direct import TURNED, Attributes, Direct, DirectConversion, rule_in_words
+from fa_compiler.passes.attention_ops.direct import (
+    TURNED,
+    Attributes,
+    Direct,
+    DirectConversion,
+    Outputs,
+    rule_in_words,
+)
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
@@ -90,12 +97,12 @@ class _Conversion(DirectConversion):
         }
         made = self.registered("FlashLinearAttention", inputs, attrs)
         self.builder.graph.append(made)
-        self._put_results(made, sizes)
+        outputs = self._outputs(made, sizes)
         words = rule_in_words(rule, None if decay is None else self._gate_width(sizes), sizes.heads)
-        return Direct(made, "BSH", (sizes.q_heads, sizes.heads), rule=words)
+        return Direct(made, outputs, "BSH", (sizes.q_heads, sizes.heads), rule=words)
 
-    def _put_results(self, made: ir.Node, sizes: _Sizes) -> None:
-        """Put the results in the places of the operator's."""
+    def _outputs(self, made: ir.Node, sizes: _Sizes) -> Outputs:
+        """The results of the new node in the shapes and types of the operator's."""
         out, present = made.outputs
         query, state = self._operand(0), input_of(self.node, 6)
         dtype = self._dtype(query)
@@ -103,12 +110,13 @@ class _Conversion(DirectConversion):
             raise self.decline("the type of query is unknown")
         out.dtype, present.dtype = dtype, dtype if state is None else FLOAT
         shape = [-1, sizes.heads, sizes.width] if self._rank(query) == 3 else [0, 0, sizes.heads, sizes.width]
-        self.put(self.node.outputs[0], self.builder.reshape(out, shape))
-        if len(self.node.outputs) > 1:
-            last = self._swapped(present)
-            if present.dtype != FLOAT:
-                last = self.builder.op("Cast", [last], {"to": int(FLOAT)})
-            self.put(self.node.outputs[1], last)
+        output = self.node.outputs[0], self.builder.reshape(out, shape)
+        if len(self.node.outputs) == 1:
+            return (output,)
+        last = self._swapped(present)
+        if present.dtype != FLOAT:
+            last = self.builder.op("Cast", [last], {"to": int(FLOAT)})
+        return output, (self.node.outputs[1], last)
 
     def _sizes(self) -> _Sizes:
         query, key, value = (self.facts.info.shape(self._operand(index)) for index in range(3))

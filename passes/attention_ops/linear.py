@@ -37,7 +37,7 @@ from fa_compiler.op_registry.ops.flash_linear_attention import LOW_RANK
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import delta_rule
-from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, Direct, DirectConversion
+from fa_compiler.passes.attention_ops.direct import INPUTS, Attributes, Direct, DirectConversion, Outputs
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import input_of, int_attr, is_read
@@ -169,13 +169,12 @@ class _Conversion(DirectConversion):
             raise self.decline("with a state_window it keeps the states of several tokens")
         call = LinearCall.of(self.node)
         made = operator_of(call, self.facts, self.builder)
-        if self.facts.options.target == "ascend":
-            for old, new in zip(self.node.outputs, (made.output, made.present_state), strict=False):
-                if new is not None:
-                    self.builder.replace(old, new)
-        else:
-            self._take_place(made.node)
-        return Direct(made.node, made.layout, call.heads, rule=call.words(self.facts.info), assumed=made.assumed)
+        pairs = zip(self.node.outputs, (made.output, made.present_state), strict=False)
+        outputs = tuple((old, new) for old, new in pairs if new is not None)
+        if self.facts.options.target != "ascend":
+            outputs = self._outputs(made.node)
+        words = call.words(self.facts.info)
+        return Direct(made.node, outputs, made.layout, call.heads, rule=words, assumed=made.assumed)
 
     def convolution(self) -> Direct:
         """The ShortConvolution. Raises Decline."""
@@ -197,15 +196,15 @@ class _Conversion(DirectConversion):
         attrs: Attributes = {"activation": "silu" if word == "swish" else word, "channels_last": int(last)}  # (4)
         made = self.registered("ShortConvolution", inputs, attrs)
         self.builder.graph.append(made)
-        self._take_place(made, swapped=last)
-        return Direct(made)
+        return Direct(made, self._outputs(made, swapped=last))
 
     def _check_known(self) -> None:
         if (unknown := unknown_part(self.node)) is not None:
             raise self.decline(f"it has {unknown}, and what it means is not known here")
 
-    def _take_place(self, made: ir.Node, swapped: bool = False) -> None:
-        """Put the outputs of a node of the graph in the place of the old one's."""
+    def _outputs(self, made: ir.Node, swapped: bool = False) -> Outputs:
+        """The outputs of a node of the graph, for the places of the old one's."""
+        outputs = []
         for old, new in zip(self.node.outputs, made.outputs, strict=False):
             new.shape = old.shape
             if old.dtype is not None:
@@ -213,7 +212,8 @@ class _Conversion(DirectConversion):
             if swapped and old is not self.node.outputs[0]:
                 new.shape = None
                 new = self._swapped(new)
-            self.put(old, new)
+            outputs.append((old, new))
+        return tuple(outputs)
 
     def _swapped(self, state: ir.Value) -> ir.Value:
         """A state with its last two dimensions exchanged."""

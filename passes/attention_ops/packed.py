@@ -91,8 +91,7 @@ class _Conversion(DirectConversion):
         made = self._made(inputs, attrs | {"input_layout": "TND"}, operands)
         shape = self.builder.ints([0, heads * operands.width])
         result = self.builder.reshape(made.outputs[-1], shape)
-        self.put(node.outputs[0], result)
-        return Direct(made, "TND", (heads, heads), mask="packed")
+        return Direct(made, ((node.outputs[0], result),), "TND", (heads, heads), mask="packed")
 
     def _made(self, inputs: dict[str, ir.Value], attrs: Attributes, operands: _Operands) -> ir.Node:
         """A FlashAttentionScore in the graph, whose result has the type of query."""
@@ -138,8 +137,8 @@ class _Conversion(DirectConversion):
         }
         made = self._made(inputs, attrs | {"input_layout": "BSND", "pse_type": 0, "sparse_mode": 1}, operands)
         by_row = builder.reshape(made.outputs[-1], [-1, heads * operands.width])
-        self.put(self.node.outputs[0], builder.gather(by_row, places, 0))
-        return Direct(made, "BSND", (heads, heads), mask="atten_mask+real_shift")
+        outputs = ((self.node.outputs[0], builder.gather(by_row, places, 0)),)
+        return Direct(made, outputs, "BSND", (heads, heads), mask="atten_mask+real_shift")
 
     def _ends(self, index: int) -> ir.Value:
         """Where each sequence ends, as int64 [B]."""

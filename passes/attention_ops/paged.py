@@ -49,8 +49,8 @@ class _Conversion(PagedCall):
         out = made.outputs[-1]
         if single is not None:
             out = self._with_single(out, single, given)
-        self.put_results(out, given.caches)
-        return Direct(made, "TND", (self.sizes.heads, self.sizes.kv_heads), mask=self._mask_label)
+        outputs = self.outputs(out, given.caches)
+        return Direct(made, outputs, "TND", (self.sizes.heads, self.sizes.kv_heads), mask=self._mask_label)
 
     @property
     def _mask_label(self) -> str:

@@ -25,6 +25,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import first_reason
 from fa_compiler.passes.attention_ops.cached_call import FLOAT, LATENT, SEPARATE, CachedCall, Sizes
+from fa_compiler.passes.attention_ops.direct import Outputs
 from fa_compiler.passes.attention_ops.pages import ADDING_SINCE, Pages, Rows, Sequences
 from fa_compiler.passes.emit.build import INT64
 from fa_compiler.passes.ir.nodes import int_attr, is_read, text_attr
@@ -184,9 +185,7 @@ class PagedCall(CachedCall):
             return rows
         return self.builder.cast(self.builder.mul(self.builder.cast(rows, FLOAT), scale), self.kind)
 
-    def put_results(self, out: ir.Value, caches: list[ir.Value]) -> None:
-        """Put a result [T, heads, width] and the caches in the places of the outputs."""
+    def outputs(self, out: ir.Value, caches: list[ir.Value]) -> Outputs:
+        """A result [T, heads, width] and the caches, for the places of the outputs."""
         shape = self.builder.ints([0, self.sizes.heads * self.sizes.width])
-        self.put(self.node.outputs[0], self.builder.reshape(out, shape))
-        for output, cache in zip(self.node.outputs[1:], caches, strict=False):
-            self.put(output, cache)
+        return tuple(zip(self.node.outputs, (self.builder.reshape(out, shape), *caches), strict=False))

@@ -60,9 +60,9 @@ class _Conversion(PagedCall):
             "sinks": self.sink(),  # (3)
         }
         made = self.added(OP, inputs, attrs, 0)
-        self.put_results(made.outputs[0], given.caches)
+        outputs = self.outputs(made.outputs[0], given.caches)
         label = "packed+causal" if self.is_causal else "packed"
-        return Direct(made, "TND", (sizes.heads, sizes.kv_heads), mask=label)
+        return Direct(made, outputs, "TND", (sizes.heads, sizes.kv_heads), mask=label)
 
     def _check_selection(self) -> None:
         """Decline a selection that SparseFlashAttention does not compute."""

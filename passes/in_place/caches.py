@@ -46,7 +46,7 @@ from fa_compiler.passes.ops.movers import PICKS
 from fa_compiler.passes.ops.parts import Parts, concat_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
-MOVES = {
+OTHERWISE = {
     **dict.fromkeys(
         ("Slice", "Split"), "it is a rolling window: its oldest rows are dropped, and a buffer only takes new ones"
     ),
@@ -143,16 +143,16 @@ def _taking(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
 
 
 def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
-    """The node of MOVES between a cache and the output that it becomes, in front of a Concat or behind it. A cache that
-    is named so needs no Concat."""
+    """The node of OTHERWISE between a cache and the output that it becomes, in front of a Concat or behind it. A cache
+    that is named so needs no Concat."""
     for node in _taking(past, info):
         behind = [reader for output in node.outputs for reader in _taking(output, info)]
         giving = [reader for reader in behind if _gives_output(reader, info)]
         if is_op(node, "Concat"):
-            movers = [reader for reader in giving if is_op(reader, *MOVES)]
+            movers = [reader for reader in giving if is_op(reader, *OTHERWISE)]
             if movers:
                 return movers[0]
-        if is_op(node, *MOVES):
+        if is_op(node, *OTHERWISE):
             joined = any(is_op(reader, "Concat") for reader in giving)
             if joined or (_is_named(past) and _gives_output(node, info)):
                 return node
@@ -180,7 +180,7 @@ def read_cache(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     def words(decline: Decline) -> Decline:
         mover = _mover(past, info)
         if mover is not None:
-            return Decline(Code.SHAPE, MOVES[mover.op_type], mover)
+            return Decline(Code.SHAPE, OTHERWISE[mover.op_type], mover)
         writer = _turned_writer(past, info)
         return decline if writer is None else Decline(Code.SHAPE, TURNED, writer)
 

@@ -6,15 +6,23 @@ a varying operand meets, by number:
 
     1  elementwise operators on numbers that are known in every run: those of the operands that do not vary
     2  Slice: constant starts and ends along an axis that varies; the size of an axis, where starts or ends vary
-    3  Gather and its kin: constant indices along an axis that varies; the sizes of the data, where the indices vary. An
-       index beyond the end of an axis is an error
+    3  Gather and its kin, and ScatterElements and ScatterND: constant indices along an axis that varies; the sizes of
+       the data, where the indices vary. An index beyond the end of an axis is an error
     4  Trilu and EyeLike: a constant diagonal of a matrix that varies, and its other size where only one varies
     5  Pad and Concat: what is put before or behind along an axis that varies, where its size does not
     6  Range and OneHot: the operands that do not vary
     7  Loop and Scan: a constant number of iterations. What such a loop counts does not vary: it is the same at all
        points
-    8  the sizes of what enters a region: the numbers in the minima and quotients of their formulas
-    9  Slice and Split: a step, and the number of parts, along an axis that varies
+    8  the sizes of what enters a region: what their formulas add, and the numbers in their minima and quotients
+    9  Slice and Split: a step, the number of parts and their sizes, along an axis that varies
+   10  any other operator that has a rule in operators.py and is not in `NOTHING`: its attributes and the operands that
+       do not vary
+   11  all of them: what the sizes of an axis that varies, and the integers of an operand that does, are multiples of. A
+       Tile, a Concat of several copies and a Reshape multiply a length as a Mul does. So does Size
+   12  Gather and Slice, of elements that vary on an axis that does not: the constant indices, starts and ends. A table
+       of 100 rows whose first ones are written differs in row 50 from the 51st on
+
+Where rows that vary are written into a table whose size does not, whatever reads the table meets each of its rows.
 
 The size of a table (2 and 3) is noted as such where its elements differ: a length that is not looked at may read
 elements that were not read before.
@@ -30,15 +38,16 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import combinations, permutations, product
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import int_attr, is_op, without_none
-from fa_compiler.passes.linear.tensors import Tensor
+from fa_compiler.passes.linear.operators import EXACT, RULES
+from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import PICKS
 
@@ -49,7 +58,21 @@ BENT = ("Sqrt", "Log", "Sin", "Cos", "Exp", "Pow")
 SUMMING = ("ReduceSum", "CumSum", "MatMul")
 """Operators whose results grow with the square of a length, or faster, where their operands grow with it."""
 LOOPS = ("Loop", "Scan")
-OTHERS = ("Slice", "Split", "Trilu", "EyeLike", "Pad", "Concat", "Range", "OneHot", *LOOPS)
+COMPUTING = (*ELEMENTWISE, *BENT, *SUMMING)
+MERGING = ("Size", "Reshape", "Flatten")
+"""Operators that multiply sizes. Their own integers meet no length: a Reshape to sizes that do not fit is an error, and
+0 and -1 always fit."""
+SCATTERS = ("ScatterElements", "Scatter", "ScatterND")
+NOTHING: Mapping[str, str] = {
+    **dict.fromkeys(("Identity", "Neg", "Not", "Reciprocal"), "it has no other operand"),
+    **dict.fromkeys(("And", "Or", "Xor"), "truth values are no numbers"),
+    **dict.fromkeys(("Transpose", "Squeeze", "Unsqueeze"), "its integers are axes"),
+    **dict.fromkeys(("Einsum", "Expand"), "it fails where two sizes differ and neither is 1"),
+    "ConstantOfShape": "its operand is the shape of its result",
+}
+"""The operators with a rule in operators.py that are not noted, each with the reason why no length meets a number in
+it. Their results have the sizes that the next operator meets (11)."""
+NOTED = frozenset({*RULES, *EXACT, *LOOPS} - NOTHING.keys())
 NARROW = 2
 """Numbers of so many bytes or fewer are cut or rounded where a length is large."""
 SMALL = 64
@@ -102,6 +125,14 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
     return replace(note, numbers=ends, is_uniform=ends is not None and len(ends) == 1)
 
 
+def _places(node: ir.Node, indices: Tensor | None) -> list[Tensor]:
+    """The places that a scatter writes, without repetition: those along each axis."""
+    if indices is None or indices.exact is None:
+        return []
+    columns = np.moveaxis(indices.exact, -1, 0) if is_op(node, "ScatterND") else [indices.exact]
+    return [exact(np.unique(column)) for column in columns]
+
+
 def _ends_of_runs(array: np.ndarray) -> tuple[float, ...] | None:
     """The numbers of a tensor, without those between their neighbours; None where they are too many."""
     found = np.unique(array.astype(np.float64))
@@ -138,7 +169,7 @@ class Numbers:
         """The sizes at which the graph may begin to compute something else: where two sums of multiples of a length and
         of numbers meet, one of which may be 0."""
         found = _sums(sorted(self.added | self.compared)) | self.divisors
-        slopes, signs = {1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
+        slopes, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
         steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
         pairs = [*product(self.compared, self.divisors)]
         found |= {number * other for number, other in pairs} | {other // number for number, other in pairs}
@@ -163,7 +194,7 @@ class Numbers:
             self.compared.add(whole)
         elif op_type in ("Div", "Mod") or (op_type == "Mul" and size < 1):
             self.divisors.add(whole)
-        elif op_type in ("Mul", "Pow"):
+        elif op_type in ("Mul", "Pow", "Tile"):
             self.factors.add(whole)
         else:
             self.compared.add(whole)
@@ -193,7 +224,9 @@ class Meetings:
 
     def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note what a node reads."""
-        if is_op(node, *ELEMENTWISE, *PICKS, *BENT, *SUMMING, *OTHERS):
+        if node.op_type in NOTED:
+            if is_op(node, *SCATTERS):
+                operands = [operands[0], *_places(node, operands[1])]
             is_new = node not in self.readers
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
@@ -205,6 +238,9 @@ class Meetings:
         met = [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
         found = _read([each for each in met if not (names and is_op(each.node, *LOOPS))])
         for size in self.sizes:
+            if not size.is_const and (not names or any(name in names for name in names_of(size))):
+                found.has_squares |= _has_square(size)
+                found.add("Add", size.addend)
             _enter(size, found, names)
         return found
 
@@ -214,21 +250,47 @@ def _read(met: Sequence[_Met]) -> Numbers:
     counts_floats = any(each.is_rough for each in met)
     counted = [each for each in met if counts_floats or not each.has_floats]
     found = Numbers(has_squares=any(each.is_square for each in met))
-    found.is_unclear = any(each.is_crowded(counts_floats) for each in met)
+    found.is_unclear = any(each.is_crowded(counts_floats) or each.is_written for each in met)
     found.is_unclear |= any(each.is_bent or each.is_narrow for each in counted)
     for each in met:
         each.enter(found, counts_floats)
     return found
 
 
+def _differ(sizes: Sequence[int]) -> bool:
+    return len({*sizes}) > 1
+
+
+def _tells(sizes: Sequence[int], others: Sequence[int]) -> bool:
+    """Is there one other size for each size? The batch and the tokens do not vary together, and neither tells the
+    other."""
+    return len({*zip(sizes, others, strict=True)}) == len({*sizes})
+
+
+def _step(numbers: Iterable[int]) -> int:
+    """The largest number of which all of these are multiples, apart from one and the same number; 0 for one number."""
+    first, *others = {*numbers} or {0}
+    return math.gcd(*(number - first for number in others))
+
+
 def names_of(size: Dim) -> Iterator[str]:
     """The names of the sizes in a size that differ from run to run."""
     for atom in size.atoms:
-        if atom.args:
-            for arg in atom.args:
-                yield from names_of(arg)
-        else:
-            yield atom.name
+        yield from _names_in(atom)
+
+
+def _names_in(atom: Atom) -> Iterator[str]:
+    if atom.args:
+        for arg in atom.args:
+            yield from names_of(arg)
+    else:
+        yield atom.name
+
+
+def _has_square(size: Dim) -> bool:
+    """Is a size multiplied with itself, or with what is computed from it?"""
+    pairs = (pair for monomial, _ in size.terms for pair in combinations(monomial, 2))
+    return any(not {*_names_in(one)}.isdisjoint(_names_in(other)) for one, other in pairs)
 
 
 def _enter(size: Dim, found: Numbers, names: Collection[str]) -> None:
@@ -262,6 +324,7 @@ class _Met:
             found.add(self.node.op_type, number)
         found.divisors.update(self._parts())
         found.tables.update(self.tables())
+        found.factors.update(step for step in self._multiples() if step > 1)
 
     @property
     def is_bent(self) -> bool:
@@ -283,7 +346,11 @@ class _Met:
 
     @property
     def is_square(self) -> bool:
-        """Do all factors vary, or the first operand of a power or a sum, and are they known?"""
+        """Do all factors vary, or the first operand of a power or a sum, and are they known? Do two sizes of an operand
+        whose sizes are multiplied, of which one tells the other?"""
+        if is_op(self.node, *MERGING):
+            shapes = {note.shape for note in self._given(0)}
+            return any(_tells(*pair) for pair in permutations(filter(_differ, zip(*shapes, strict=False)), 2))
         if not is_op(self.node, "Mul", "Pow", *SUMMING) or not self._is_exact(True):
             return False
         return all(map(self.varies, range(self.width if is_op(self.node, "Mul", "MatMul") else 1)))
@@ -325,9 +392,16 @@ class _Met:
         """The numbers that what varies meets."""
         own = _NUMBERS.get(self.node.op_type)
         if own is not None:
-            yield from own(self)  # 2 to 5, and 7
-        elif (is_op(self.node, "Range", "OneHot") or self._is_exact(counts_floats)) and self._any_varies:
-            yield from (number for index in range(self.width) for number in self.constant(index))  # 1 and 6
+            yield from own(self)  # 2 to 5, 7, 9 and 12
+        elif (not is_op(self.node, *COMPUTING) or self._is_exact(counts_floats)) and self._any_varies:
+            yield from (number for index in range(self.width) for number in self.constant(index))  # 1, 6 and 10
+            if not is_op(self.node, *COMPUTING):
+                yield from (number for number in self._attributes() if abs(number) >= LEAST)
+
+    def _attributes(self) -> Iterator[int]:
+        for attr in self.node.attributes.values():
+            if attr.type in (ir.AttributeType.INT, ir.AttributeType.INTS):
+                yield from (attr.as_int(),) if attr.type == ir.AttributeType.INT else attr.as_ints()
 
     def is_crowded(self, counts_floats: bool) -> bool:
         """Does what varies meet a table of too many numbers, element by element?"""
@@ -335,6 +409,34 @@ class _Met:
             return False
         told = [self._told(index) for index in range(self.width) if not self.varies(index)]
         return any(note is not None and note.numbers is None for note in told)
+
+    @property
+    def is_written(self) -> bool:
+        """Are rows that vary written into a table whose size does not?"""
+        return is_op(self.node, *SCATTERS) and any(
+            self.varies(index) and not self._axis_varies(axis) for index, axis in self._written_axes
+        )
+
+    @property
+    def _written_axes(self) -> Iterable[tuple[int, int]]:
+        """The places that a scatter writes, by the number of the note, and the axis that they are on."""
+        first = int_attr(self.node, "axis", 0)
+        return ((index, first + index - 1) for index in range(1, self.width))
+
+    def _of_scatter(self) -> Iterator[float]:  # 3
+        for index, axis in self._written_axes:
+            if self._axis_varies(axis):
+                yield from self.constant(index)
+
+    def _multiples(self) -> Iterator[int]:  # 11
+        """What the sizes and integers that vary are multiples of, but for a number that is added to all of them."""
+        for index in filter(self.varies, range(self.width)):
+            notes = self._given(index)
+            shapes = {note.shape for note in notes}
+            whole = {int(number) for note in notes if not note.is_float for number in note.numbers or ()}
+            yield from map(_step, (*zip(*shapes, strict=False), whole))
+            if is_op(self.node, "Size"):
+                yield _step([math.prod(shape) for shape in shapes])
 
     def tables(self) -> Iterator[int]:
         """The sizes of a table whose elements differ, where the part of it that is read varies."""
@@ -345,11 +447,21 @@ class _Met:
             yield from table.shape
 
     def _parts(self) -> Iterator[int]:
-        """The steps of a Slice and the parts of a Split along an axis that varies."""  # 9
+        """The steps of a Slice and the number of parts of a Split along an axis that varies."""  # 9
         if is_op(self.node, "Slice") and any(map(self._axis_varies, map(int, self._sliced_axes()))):
             yield from (abs(int(step)) for step in self.constant(4) if abs(step) > 1)
         if is_op(self.node, "Split") and self._axis_varies(int_attr(self.node, "axis", 0)):
             yield len(self.node.outputs)
+
+    def _of_split(self) -> Iterator[float]:  # 9
+        if self._axis_varies(int_attr(self.node, "axis", 0)):
+            given = self.node.attributes.get("split")
+            yield from self.constant(1) if given is None else given.as_ints()
+
+    def _of_tile(self) -> Iterator[float]:  # 10
+        for axis, times in enumerate(self.constant(1)):
+            if self._axis_varies(axis):
+                yield times
 
     def _of_diagonal(self) -> Iterator[float]:
         sizes = [self._sizes(axis) for axis in (-1, -2)]
@@ -377,6 +489,18 @@ class _Met:
                     yield from bounds
                 if len(bounds) > 1 and not self._axis_varies(axis):
                     yield from self._sizes(axis)
+                if len(bounds) == 1 and self._elements_vary:
+                    yield from self._within(bounds, axis)
+
+    @property
+    def _elements_vary(self) -> bool:
+        """Are the elements of the first operand known, and not the same at all points?"""
+        return self.varies(0) and self._all(0, lambda note: note.is_exact)
+
+    def _within(self, places: Iterable[float], axis: int) -> Iterator[float]:  # 12
+        """The places inside of an axis that does not vary, without those that are passed in any case."""
+        for size in self._sizes(axis) if not self._axis_varies(axis) else ():
+            yield from (place for place in places if LEAST <= abs(place) < size)
 
     def _sliced_axes(self) -> Sequence[int]:
         """The axes that a Slice cuts."""
@@ -412,6 +536,8 @@ class _Met:
                 yield from self.constant(1)
             elif self.varies(1):
                 yield from self._sizes(axis)
+            elif self._elements_vary:
+                yield from self._within(self.constant(1), axis)
 
     def _of_concat(self) -> Iterator[float]:  # 5
         axis = int_attr(self.node, "axis", 0)
@@ -431,9 +557,13 @@ class _Met:
 
 _NUMBERS: Mapping[str, Callable[[_Met], Iterable[float]]] = {
     **dict.fromkeys(LOOPS, lambda met: met.constant(0)),
+    **dict.fromkeys(MERGING, lambda _: ()),
     **dict.fromkeys(PICKS, _Met._of_gather),
     **dict.fromkeys(("Trilu", "EyeLike"), _Met._of_diagonal),
+    **dict.fromkeys(SCATTERS, _Met._of_scatter),
     "Slice": _Met._of_slice,
+    "Split": _Met._of_split,
+    "Tile": _Met._of_tile,
     "Pad": _Met._of_pad,
     "Concat": _Met._of_concat,
 }

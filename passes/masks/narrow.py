@@ -32,7 +32,7 @@ from fa_compiler.passes.ir.nodes import constant, is_op
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import slice_bounds
 from fa_compiler.passes.ops.elementwise import POINTWISE
-from fa_compiler.passes.ops.moves import NOWHERE, Cut, Move, Stretched, move_of
+from fa_compiler.passes.ops.moves import ALIKE, Cut, Move, Stretched, move_of
 from fa_compiler.passes.values.constant_patterns import bits
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -67,7 +67,7 @@ def _made_from(value: ir.Value, axis: int, info: ShapeInfo) -> list[tuple[ir.Val
         return None
     place = move.carrier(axis, info)
     is_stretched = isinstance(move, Stretched)
-    if place is None or is_stretched != (place == NOWHERE) or not _can_be_narrowed(move, axis, info):
+    if place is None or is_stretched != (place == ALIKE) or not _can_be_narrowed(move, axis, info):
         return None
     return [] if is_stretched else [(move.source, place)]
 

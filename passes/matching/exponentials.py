@@ -45,6 +45,7 @@ import onnx_ir as ir
 from fa_compiler.passes.ir.nodes import is_op, operand_at
 from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.row_reductions import (
+    SHIFTED,
     SUMS,
     Reduction,
     cast_reduced_by,
@@ -63,7 +64,6 @@ rounding."""
 X = Bind("x")
 EXPONENTIAL = OneOf((Op("Exp", X), Op("Pow", Bind("base"), X)))  # 1
 TIMES = OneOf((Op("Mul", X, Bind("factor")), Op("Div", X, Bind("divisor"))))  # 2 and 10
-SHIFTED = Op("Sub", X, Bind("row_max"))
 ADDED = Op("Add", Bind("log"), Bind("row_max"))  # 8
 LESS = OneOf((Op("Sub", X, Bind("less")), Op("Add", X, Op("Neg", Bind("less")))))  # 4 and 5
 

@@ -88,8 +88,8 @@ NAN_TEST = Op("Where", Op("IsNaN", TESTED, name="flag"), OTHER, KEPT)  # 1
 BIAS_MAXIMUM = Op("ReduceMax", Bind("bias"), open_end=True, name="maximum")
 BIAS_TEST = Op("Where", Op("Equal", BIAS_MAXIMUM, Number(-math.inf)), OTHER, P)  # 3
 CHOICE = OneOf(tuple(Op("Where", Bind("condition"), *branches) for branches in ((P, OTHER), (OTHER, P))))  # 2 and 4
-SHIFTED = Op("Sub", SCORES, Bind("maximum"))
-EXPONENTIALS = OneOf((Op("Softmax", SCORES), Op(("Softmax", "Exp"), SHIFTED)))
+LESS_MAXIMUM = Op("Sub", SCORES, Bind("maximum"))
+EXPONENTIALS = OneOf((Op("Softmax", SCORES), Op(("Softmax", "Exp"), LESS_MAXIMUM)))
 SOFTMAX_OF_SCORES = OneOf((EXPONENTIALS, Op("Div", EXPONENTIALS, Bind("total"))))  # 9
 
 

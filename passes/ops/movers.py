@@ -1,13 +1,12 @@
 """The operators that only move the elements of their first input, by what they cost, for all modules that look through
 them. Which operators they are, and where they move what, is in moves.py and beside the rules for their shapes.
 
-    group            elements                        costs at run time
-    ---------------  ------------------------------  ------------------------
-    RESHAPES         all of them, in the same order  nothing: the same memory
-    LAYOUT_OPS       all of them, each once          a Transpose copies
-    REPEATS          each of them several times      a copy
-    INDEXING_OPS     some of them, in any order      a copy
-    DEPTH_SPACE_OPS  all of them, each once          a copy
+    group       elements                        costs at run time
+    ----------  ------------------------------  ------------------------
+    RESHAPES    all of them, in the same order  nothing: the same memory
+    LAYOUT_OPS  all of them, each once          a Transpose copies
+    REPEATS     each of them several times      a copy
+    the others  some or all of them, anywhere   a copy
 """
 
 from __future__ import annotations
@@ -17,30 +16,28 @@ import onnx_ir as ir
 from fa_compiler.passes.ir.nodes import source_through
 from fa_compiler.passes.ops import gather, parts, reshape, slicing  # noqa: F401  imported for the moves they list
 from fa_compiler.passes.ops.moves import (
-    Cut,
+    Converted,
+    Move,
     Permuted,
     Picked,
     PickedElements,
     PickedPoints,
     Regrouped,
-    Reversed,
     Same,
-    Shuffled,
     Stretched,
     operators_of,
+    operators_that,
 )
 
 RESHAPES = operators_of(Regrouped)
 LAYOUT_OPS = operators_of(Same, Regrouped, Permuted)
 REPEATS = operators_of(Stretched)
-INDEXING_OPS = operators_of(Cut, Picked, PickedPoints, PickedElements, Reversed)
 PICKS = operators_of(Picked, PickedPoints, PickedElements)
-"""Those of INDEXING_OPS that have a tensor of indices."""
-DEPTH_SPACE_OPS = operators_of(Shuffled)
-ARRAY_MOVES = operators_of(Permuted, Regrouped, Stretched, Cut, Picked, PickedPoints, PickedElements)
-"""Those whose record knows the move of an array (`on_arrays`)."""
-MOVES = (*LAYOUT_OPS, *REPEATS, *INDEXING_OPS, *DEPTH_SPACE_OPS)
-"""All operators that only move elements."""
+"""Those that have a tensor of indices."""
+MOVES = operators_that(lambda form: not issubclass(form, Converted))
+"""All operators that only move elements, whatever their operands are."""
+ARRAY_MOVES = operators_that(lambda form: not issubclass(form, Same) and form.on_arrays is not Move.on_arrays)
+"""Those of them whose form knows the move of an array (`on_arrays`), but for Identity, which leaves it as it is."""
 COPIES = (*operators_of(Permuted), *REPEATS, "Concat", *operators_of(Picked))
 """The operators that copy when they make a layout. Concat and Gather are meant where they repeat or pick whole
 parts."""

@@ -58,7 +58,7 @@ from fa_compiler.passes.ops.context import (
 )
 from fa_compiler.passes.ops.cuts import slice_bounds
 
-NOWHERE = -1
+ALIKE = -1
 """The carrier of a dimension along which every element of the result is the same."""
 MANY_AXES = 64
 """The most axes of a Squeeze or Unsqueeze that are read."""
@@ -120,7 +120,7 @@ class Move:
         return None
 
     def carrier(self, dim: int, known: Known) -> int | None:
-        """The dimension of the source that a dimension of the result runs along; NOWHERE where the result is the same
+        """The dimension of the source that a dimension of the result runs along; ALIKE where the result is the same
         all along it; None when neither is known."""
         return None
 
@@ -128,7 +128,7 @@ class Move:
         """The inputs that run along a dimension of the result, by their numbers, each with its own dimension. A part of
         the result is made of the same part of these inputs, and of all of the others. None when that is unknown."""
         own = self.carrier(dim, known)
-        if own is None or own == NOWHERE:
+        if own is None or own == ALIKE:
             return None
         return {list(self.node.inputs).index(self.source): own}
 
@@ -263,7 +263,7 @@ class Regrouped(Move):
         others = [axis for axis in range(max(len(own), len(shape))) if axis not in axes]
         if self.node.op_type == "Squeeze":
             return others[dim]
-        return others.index(dim) if dim in others else NOWHERE
+        return others.index(dim) if dim in others else ALIKE
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         match self.node.op_type:
@@ -363,7 +363,7 @@ class Stretched(Move):
             return None
         place = dim - (len(shape) - len(own))
         if place < 0 or own[place].const == 1:
-            return NOWHERE
+            return ALIKE
         if own[place] != shape[dim]:
             return None
         return place
@@ -668,7 +668,7 @@ def _divided(offset: Dim, count: int) -> tuple[Dim | None, int]:
 
 # -- the table ------------------------------------------------------------------------------------
 
-Form = Callable[[ir.Node, ir.Value], Move]
+Form = type[Move]
 Condition = Callable[[ir.Node, Known], ir.Value | None]
 _FORMS: dict[str, tuple[Form, Condition]] = {}
 
@@ -744,3 +744,8 @@ def keeps_everything(node: ir.Node | None, known: Known) -> bool:
 def operators_of(*forms: Form) -> tuple[str, ...]:
     """The operators of some forms, those that are moves under a condition included."""
     return tuple(name for name, (form, _) in _FORMS.items() if form in forms)
+
+
+def operators_that(holds: Callable[[Form], bool]) -> tuple[str, ...]:
+    """The operators that are moves under no condition, and for whose form something holds."""
+    return tuple(name for name, (form, condition) in _FORMS.items() if condition is first_input and holds(form))

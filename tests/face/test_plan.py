@@ -27,6 +27,7 @@ from fa_compiler.provider.matching import Replacement
 from fa_compiler.provider.plan_file import MAGIC, plan_bytes, signed
 from tests.built_library import choose_library
 from tests.cpp_programs import built
+from tests.systems import SOURCES as HAS_SOURCES
 
 from .builders import HEADS, SIZE, attention, feeds, in_a_function, plain, saved
 from .test_provider import RELEASE, TOLERANCE, WARNINGS, logged
@@ -54,6 +55,13 @@ class Told:
     def is_fused(self) -> bool:
         """Whether one node of the provider is the whole graph."""
         return f"All nodes placed on [{provider.PROVIDER}]. Number of nodes: 1" in self.placed
+
+
+@HAS_SOURCES
+@pytest.mark.parametrize("name", ["plan.cc", "plan.hpp"])
+def test_the_first_line_is_that_of_the_library(name: str) -> None:
+    """The code that reads it, and the grammar."""
+    assert repr(MAGIC)[2:-1] in (SOURCES / name).read_text("utf-8"), f"{name} has another number than plan_file.py"
 
 
 Host = Callable[..., list[Told]]

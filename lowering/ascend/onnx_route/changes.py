@@ -32,9 +32,6 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite, RewriteRule
 from fa_compiler.passes.ir.nodes import axes_of, constant, int_attr
 
-NEWEST_SOURCE = 28
-"""The newest opset whose operators are in this table."""
-
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 

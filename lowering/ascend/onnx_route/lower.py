@@ -34,6 +34,7 @@ from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
+from fa_compiler.passes.answer.options import NEWEST_OPSET
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, remember_versions
 from fa_compiler.passes.ir.surgery import restore_order, sweep
@@ -158,10 +159,10 @@ def _one_import(model: ir.Model) -> int:
         named[""] = version = TARGET
     model.opset_imports.clear()
     model.opset_imports.update(named)
-    if not OLDEST <= version <= changes.NEWEST_SOURCE:
+    if not OLDEST <= version <= NEWEST_OPSET:
         raise UnsupportedModel(
             [
-                f"the model is of opset {version}; opsets {OLDEST} to {changes.NEWEST_SOURCE} can be converted: "
+                f"the model is of opset {version}; opsets {OLDEST} to {NEWEST_OPSET} can be converted: "
                 f"export it again with {TARGET}"
             ]
         )

@@ -12,8 +12,9 @@ from onnx import defs, helper
 
 from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.onnx_route import UnsupportedModel, lower, only_known_entries, parser
-from fa_compiler.lowering.ascend.onnx_route.changes import CHANGES, NEWEST_SOURCE
+from fa_compiler.lowering.ascend.onnx_route.changes import CHANGES
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
+from fa_compiler.passes.answer.options import NEWEST_OPSET
 from tests.graphs import harness
 from tests.lowering.ascend.onnx_models import drawn, lowered, opset, parsed, run
 
@@ -331,7 +332,7 @@ def test_what_changed_between_the_opsets() -> None:
     """Every version after 17 of every operator of the parser has its row, and no row is made up."""
     history: dict[str, set[int]] = {}
     for schema in defs.get_all_schemas_with_history():
-        known = 17 < schema.since_version <= min(NEWEST_SOURCE, defs.onnx_opset_version())
+        known = 17 < schema.since_version <= min(NEWEST_OPSET, defs.onnx_opset_version())
         taken = any(parser.takes("", schema.name, version) for version in (17, 18)) or schema.name == "Constant"
         if not schema.domain and known and taken:
             history.setdefault(schema.name, set()).add(schema.since_version)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import pytest
 
+from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops import ATTENTION_OPS, DIRECT, FAMILIES, REASONS
+from fa_compiler.passes.attention_ops.direct import Direct
+from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.values.facts import Facts
 from tests.passes.attention_ops.test_contrib import CAUSAL, LEFT_PADDED, LOWEST, SQUARE, addend, multi_head
 from tests.passes.running import assert_same, fused, parse, random_feeds, run
 
@@ -131,3 +137,41 @@ def test_function_bodies() -> None:
     assert report.count("fused") == 1
     feeds = random_feeds(model)
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+CONVERTED = {
+    "LinearAttention": (
+        'y, t = LinearAttention<q_num_heads=4, kv_num_heads=4, update_rule="linear">(q, k, v, p)',
+        "float[B,S,32] q, float[B,S,32] k, float[B,S,32] v, float[B,4,8,8] p",
+        "float[B,S,32] y, float[B,4,8,8] t",
+    ),
+    "CausalConvWithState": (
+        "y, t = CausalConvWithState(q, w, b, p)",
+        "float[B,6,S] q, float[6,1,4] w, float[6] b, float[B,6,3] p",
+        "float[B,6,S] y, float[B,6,3] t",
+    ),
+    "PackedMultiHeadAttention": (
+        "y = com.microsoft.PackedMultiHeadAttention<num_heads=4>(q, k, v, , o, e)",
+        "float[T,32] q, float[T,32] k, float[T,32] v, int32[B,S] o, int32[C] e",
+        "float[T,32] y",
+    ),
+}
+"""The operators that become one node as they stand, of each way to build it."""
+
+
+@pytest.mark.parametrize("name", CONVERTED)
+def test_a_late_decline_changes_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A conversion may still decline when it has built everything: the fixture compares the files."""
+    text, inputs, outputs = CONVERTED[name]
+    model = parse(text, inputs=inputs, outputs=outputs, opset=27)
+    assert fused(model)[1].count("fused") == 1
+    (key,) = [key for key in DIRECT if key == (model.graph.node[0].domain, name)]
+    kind, convert = DIRECT[key]
+
+    def late(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
+        convert(node, facts, builder)
+        raise Decline(Code.READY_MADE, "it comes late", node)
+
+    monkeypatch.setitem(DIRECT, key, (kind, late))
+    (block,) = fused(model)[1].blocks
+    assert block.reason == "it comes late"

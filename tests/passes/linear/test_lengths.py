@@ -31,6 +31,17 @@ ONES = "w = ConstantOfShape<value=float[1]{1}>(t) "
 FIRST_ROWS = "b = Slice(x, zero1, t, zero1) more = Unsqueeze(b, one1) " + GROWN
 CUT = "n = Shape<start=2,end=3>(a) df = Sub(t, n) z = Constant<value_ints=[0,0,0,0,0,0]>() "
 PADDED = CUT + "p = Concat<axis=0>(z, df, zero1) y = Pad(a, p) "
+TABLE = (
+    "row = Constant<value_ints=[37]>() w = ConstantOfShape<value=float[1]{0}>(hs) "
+    "w1 = ConstantOfShape<value=float[1]{1}>(t) "
+)
+PAD = "d = Sub(hs, t) p = Concat<axis=0>(zero1, d) x = Pad(w1, p) "
+SEVEN_ROWS = "w = Constant<value_ints=[7]>() g = Concat<axis=0>(w, t) a0 = Expand(onef, g) "
+SQUARE = "w = Concat<axis=0>(t, t) a0 = Expand(onef, w) "
+FLAT = "w1 = Constant<value_ints=[-1]>() a = Reshape(a0, w1) "
+SIZE = "n = Shape(a) x = Squeeze(n, zero1) "
+IS = "e = Constant<value_int={}>() ne = Equal(x, e) c = Not(ne) " + LATER
+IS_1001, IS_40000 = IS.format(1001), IS.format(40_000)
 OTHERS = {
     "the end of a Slice": "a = Slice(o, zero1, hs, ax2) b = Slice(o2, hs, end, ax2) y = Concat<axis=2>(a, b) ",
     "an end from behind": "g = Neg(hs) a = Slice(o2, zero1, g, ax2) b = Slice(o, g, end, ax2) "
@@ -91,6 +102,23 @@ OTHERS = {
     "c = Less(b, one) " + LATER,
     "a matrix of 100 columns": "tt = Concat<axis=0>(t, hs) x = Expand(onef, tt) b = EyeLike<dtype=1>(x) "
     "w = ReduceSum(b, one1) more = Sub(onef, w) " + GROWN,
+    "rows put into a table": TABLE + "x = ScatterND(w, rc, w1) more = Gather(x, row) " + GROWN,
+    "elements put into a table": TABLE + "x = ScatterElements(w, r, w1) more = Gather(x, row) " + GROWN,
+    "two rows of a padded table": TABLE + PAD + "e = Add(row, one1) a = Gather(x, row) b = Gather(x, e) "
+    "more = Sub(a, b) " + GROWN,
+    "slices of a padded table": TABLE + PAD + "e = Add(row, one1) e1 = Add(e, one1) a = Slice(x, row, e) "
+    "b = Slice(x, e, e1) more = Sub(a, b) " + GROWN,
+    "a multiple that is one number": "w = Constant<value_int=7>() x = Mul(ts, w) " + IS_1001,
+    "a multiple of a multiple": "w = Constant<value_int=7>() w1 = Constant<value_int=11>() x1 = Mul(ts, w) "
+    "x = Mul(x1, w1) " + IS_1001,
+    "multiples in a Range": "w = Constant<value_int=7>() w1 = Constant<value_int=7007>() x1 = Range(zero, w1, w) "
+    "x = Gather(x1, ts) " + IS_1001,
+    "the size of a Tile": "w = Constant<value_ints=[7]>() a = Tile(r, w) " + SIZE + IS_1001,
+    "the size of seven copies": "a = Concat<axis=0>(r, r, r, r, r, r, r) " + SIZE + IS_1001,
+    "two sizes that are merged": SEVEN_ROWS + FLAT + SIZE + IS_1001,
+    "a number of elements": SEVEN_ROWS + "x = Size(a0) " + IS_1001,
+    "a square number of elements": SQUARE + "x = Size(a0) " + IS_40000,
+    "the size of a square that is flat": SQUARE + FLAT + SIZE + IS_40000,
     "what a scan counts": "w = Constant<value_ints=[50]>() x = ConstantOfShape<value=int64[1]{1}>(w) "
     "n = Scan<num_scan_inputs=1, body = counted (int64 b, int64 x0) => (int64 b2) { e = Less(b, ts) g = Cast<to=7>(e) "
     "b2 = Add(b, g) }>(zero, x) d = Sub(ts, n) more = Cast<to=1>(d) " + GROWN,
