@@ -61,6 +61,8 @@ def air_show(args: argparse.Namespace) -> int:
 
     path: Path = args.file
     drawing: Path | None = args.graph
+    if path.suffix == ".onnx":
+        raise InputError(f"{path} is an ONNX model, and air show reads .air files; air check reads both")
     try:
         model = read(_file(path))
         if drawing is None:
@@ -90,7 +92,8 @@ def single_op(args: argparse.Namespace) -> int:
     from fa_compiler.lowering.ascend.single_op import check
 
     if args.check is not None:
-        if args.op is not None or args.output is not None:
+        of_an_operator = (args.op, args.input, args.output_desc, args.attr, args.const)
+        if any((*of_an_operator, args.output, args.soc_version, args.cann)):
             raise InputError("--check takes a file and no other option")
         diagnostics = check(_file(args.check))
         _print(diagnostics)
@@ -102,7 +105,7 @@ def single_op(args: argparse.Namespace) -> int:
     with staging() as stage:
         write(stage.reserve(args.output), [text.encode()], args.output)
         stage.commit()
-    words = command(str(args.output), str(args.output.with_suffix("")), soc or "Ascend910B2")
+    words = command(str(args.output), str(args.output.with_suffix("")), soc or "SOC_VERSION")
     print(printable(f"wrote {args.output}; compile it with: {shlex.join(words)}"))
     return OK
 

@@ -97,7 +97,7 @@ def _match(call: LinearCall, facts: Facts) -> DeltaRule:
     """What a linear attention becomes. Raises Decline."""
     options = facts.options
     if call.rule not in RULES:  # (1)
-        raise _left(call, f"CANN has no operator for the rule {call.rule}")
+        raise _left(call, f"CANN has no operator for the rule {call.rule}", "--target ort of optimize has one")
     sizes = _sizes(call, facts.info)
     by_key = _is_by_key(call, sizes, facts.info)
     is_step, assumed = _is_step(sizes.tokens, options)
@@ -179,7 +179,7 @@ def _types(call: LinearCall, spec: OpSpec, facts: Facts) -> tuple[ir.DataType, t
     if is_kept:
         return state, ()
     if HALF_ATTENTION not in options.assume:
-        kind = next(dtype.name for dtype in given.values() if dtype not in (None, BF16))
+        kind = next(dtype.numpy().name for dtype in given.values() if dtype not in (None, BF16))
         reason = f"{spec.name} computes in bfloat16, and this is {kind}"
         hint = f"`--assume {HALF_ATTENTION}` casts its tensors; or convert the model to bfloat16"
         raise Decline(Code.DTYPE, reason, call.node, hint)

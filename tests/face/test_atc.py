@@ -20,6 +20,7 @@ import fa_compiler
 from fa_compiler.atc import route_air, run, single, sizes
 from fa_compiler.atc.job import RouteResult
 from fa_compiler.atc.request import Request
+from fa_compiler.atc.script import script
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
@@ -94,6 +95,19 @@ def test_the_script_runs_that_command(tmp_path: Path) -> None:
     failed = subprocess.run([out / "atc.sh"], env=environment, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert failed.stderr.startswith("error: there is no atc on the PATH: source the set_env.sh")
+
+
+@SCRIPTS
+def test_options_for_atc_reach_every_command_of_a_script(tmp_path: Path) -> None:
+    tool = tmp_path / "atc"
+    tool.write_text('#!/bin/sh\necho "$@"\n')
+    tool.chmod(0o755)
+    path = tmp_path / "single_op.sh"
+    path.write_text(script("Compiles two operators.", [["atc", "--singleop=a"], ["atc", "--singleop=b"]]))
+    path.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run([path, "--debug_dir=d"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["--singleop=a --debug_dir=d", "--singleop=b --debug_dir=d"]
 
 
 def test_open_sizes_and_gears(tmp_path: Path) -> None:
@@ -232,6 +246,11 @@ def unmapped() -> onnx.ModelProto:
             "cannot run with these sizes: add: the shapes [2, 9, 4], [8, 4]",
         ),
         (plain(), SOC, "give them with --input-shape 'x:n,4'"),
+        (
+            attention(),
+            [*SOC, "--input-shape", f"query:-1,{HEADS},1~8,{SIZE}"],
+            f"with --input-shape 'query:-1,{HEADS},1~8,{SIZE};key:batch,{HEADS},seq,{SIZE};value:batch,{HEADS},seq,",
+        ),
         (plain(), [*SOC, "--input-shape", "x:3,5"], "input 'x' has the size 4 where --input-shape has 5"),
         (plain(), [*SOC, "--input-shape", "x:3"], "input 'x' has 2 dimensions, --input-shape 1"),
         (plain(), [*SOC, "--input-shape", "z:3,4"], "has no input 'z'; its inputs are x"),
@@ -317,6 +336,10 @@ def test_only_what_an_earlier_run_wrote_is_replaced(tmp_path: Path, capsys: pyte
     assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert main(["atc", str(path), "-o", str(path), *SOC]) == 2
     assert "is not a folder" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to(out, target_is_directory=True)
+    assert main(["atc", str(path), "-o", str(tmp_path / "link"), *SOC]) == 2
+    assert "is a link; name the folder that it leads to" in capsys.readouterr().err
+    (tmp_path / "link").unlink()
     assert main(["atc", str(path), "-o", str(tmp_path / "no" / "where"), *SOC]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "out"]
