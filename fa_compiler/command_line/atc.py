@@ -42,13 +42,14 @@ def atc(args: argparse.Namespace) -> int:
 def air_check(args: argparse.Namespace) -> int:
     """Print the faults of an `.air` file, or of an ONNX model (a file named .onnx) the problems that ATC's parser has.
 
-    The given domains are those for which ATC has plugins; the default is our own domain.
+    The given domains are those for which ATC has plugins, besides our own domain.
     """
     from fa_compiler.lowering.ascend.air.check import check, verdict
     from fa_compiler.lowering.ascend.onnx_route import check as onnx_check
 
     path = _file(args.file)
-    diagnostics = onnx_check.check(path, args.plugin_domain or (DOMAIN,)) if path.suffix == ".onnx" else check(path)
+    domains = (DOMAIN, *args.plugin_domain)
+    diagnostics = onnx_check.check(path, domains) if path.suffix == ".onnx" else check(path)
     _print(diagnostics)
     return _conclude(path, verdict(diagnostics), diagnostics)
 

@@ -193,6 +193,20 @@ def test_gears_with_which_the_model_cannot_run(route: str, tmp_path: Path, capsy
     assert main(["atc", path, "-o", str(tmp_path / "out"), *SOC, *words, *gears]) == 0
 
 
+def test_inputs_that_atc_cannot_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ATC ends a name at a colon or semicolon, so the file has others, and a note says so. A default is no input."""
+    model = plain()
+    model.graph.input[0].name = model.graph.node[0].input[0] = "x:0"
+    model.graph.input.append(helper.make_tensor_value_info("ready", TensorProto.FLOAT, [4]))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "ready"))
+    path, out = saved(model, tmp_path / "model.onnx"), tmp_path / "out"
+    assert main(["atc", str(path), "-o", str(out), *SOC, "--input-shape", "x:0:3,4"]) == 0
+    assert "note: inputs whose names ATC cannot read have other ones: 'x:0' is x_0\n" in capsys.readouterr().out
+    assert "--input_shape=x_0:3,4" in json.loads((out / "report.json").read_text(encoding="utf-8"))["command"]
+    assert main(["run", str(out / "model.air")]) == 2
+    assert "model.air is no ONNX model; air check and air show read .air files" in capsys.readouterr().err
+
+
 def test_a_size_counts_wherever_its_name_stands(tmp_path: Path) -> None:
     """batch and seq are fixed by the query alone."""
     model = saved(attention(), tmp_path / "model.onnx")
