@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import OpSpec, RegistryError, get, product, verify
+from fa_compiler.op_registry import OpSpec, get, product, verify
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, SLOW_DECAY, UNIT_INPUTS, Options
@@ -37,7 +37,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.direct import TURNED
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.rewrite.node_view import node_view, prototype, registry_node
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -159,10 +159,7 @@ def _spec(node: ir.Node, op_type: str, options: Options) -> OpSpec:
     chip = product(options.ascend_product)
     if not any(get(op_type).product(soc) for soc in chip.socs):
         raise Decline(Code.ILLEGAL, f"{op_type} is not available on {chip.title}", node)
-    try:
-        return get(op_type, options.cann)
-    except RegistryError as error:
-        raise Decline(Code.ILLEGAL, str(error), node) from None
+    return prototype(op_type, options, node)
 
 
 def _types(call: LinearCall, spec: OpSpec, facts: Facts) -> tuple[ir.DataType, tuple[str, ...]]:

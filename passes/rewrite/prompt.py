@@ -33,7 +33,7 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_read
 from fa_compiler.passes.masks.missed import vouching
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.rewrite.node_view import registry_node
+from fa_compiler.passes.rewrite.node_view import prototype, registry_node
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 OP, TRAINING = "PromptFlashAttention", "FlashAttentionScore"
@@ -135,7 +135,7 @@ def build(
         dtype = ir.DataType.FLOAT16
         floats = [name for name in inputs if name != "atten_mask"]
         inputs |= {name: builder.cast(inputs[name], dtype) for name in floats}
-    made = registry_node(get(OP, options.cann), inputs, call.attrs, builder)
+    made = registry_node(prototype(OP, options, node), inputs, call.attrs, builder)
     out = made.outputs[0]
     out.name, out.dtype, out.shape = builder.names.new(f"{made.name}_attention_out"), dtype, old.shape
     builder.info.set(out, builder.info.shape(old), dtype)

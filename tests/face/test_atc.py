@@ -293,6 +293,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
 
 
+def test_an_option_of_atc_is_no_keyword_of_ours(tmp_path: Path) -> None:
+    """Errors in Python speak of keywords in the place of our flags, and leave those of ATC as they are."""
+    with pytest.raises(InputError, match="ATC's --precision_mode_v2 takes origin"):
+        fa_compiler.compile_for_atc(plain(), tmp_path / "out", "Ascend910B2", precision="fp8")
+
+
 def test_an_older_cann_gets_the_attributes_that_it_has(tmp_path: Path) -> None:
     path = saved(attention(batch=1, length=32), tmp_path / "model.onnx")
     for cann in ("8.0", "8.5.0-beta.1", None):

@@ -260,7 +260,7 @@ def test_air_check_of_an_onnx_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     other.graph.node[-1].op_type = "Unheard"  # an operator of the user's own
     saved(other, named)
     assert main(["air", "check", str(named)]) == 1
-    assert "give --plugin-domain if you have a plugin" in capsys.readouterr().out
+    assert "give --plugin-domain if you have its plugin" in capsys.readouterr().out
     assert main(["air", "check", str(named), "--plugin-domain", "mine"]) == 0
     assert "mine::Unheard is left to your plugin" in capsys.readouterr().out
 
