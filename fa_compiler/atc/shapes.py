@@ -107,6 +107,8 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     given: dict[str, Size] = {}
     for key, shape in sizes.items():
         if key not in inputs:
+            if key in {tensor.name for tensor in proto.graph.initializer}:
+                raise InputError(f"{name}: {key!r} has a value in the model, so it is no input for ATC; leave it out")
             raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
         _fix_input(inputs[key], shape, given, name)
     symbols = {symbol: size for symbol, size in given.items() if isinstance(size, int)}

@@ -200,6 +200,8 @@ def test_inputs_that_atc_cannot_name(tmp_path: Path, capsys: pytest.CaptureFixtu
     model.graph.input.append(helper.make_tensor_value_info("ready", TensorProto.FLOAT, [4]))
     model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "ready"))
     path, out = saved(model, tmp_path / "model.onnx"), tmp_path / "out"
+    assert main(["atc", str(path), "-o", str(out), *SOC, "--input-shape", "x:0:3,4;ready:4"]) == 2
+    assert "'ready' has a value in the model, so it is no input for ATC; leave it out" in capsys.readouterr().err
     assert main(["atc", str(path), "-o", str(out), *SOC, "--input-shape", "x:0:3,4"]) == 0
     assert "note: inputs whose names ATC cannot read have other ones: 'x:0' is x_0\n" in capsys.readouterr().out
     assert "--input_shape=x_0:3,4" in json.loads((out / "report.json").read_text(encoding="utf-8"))["command"]
