@@ -11,8 +11,8 @@ import pytest
 
 from fa_compiler.command_line.main import main
 from fa_compiler.lowering.ascend.air import write
-from fa_compiler.lowering.ascend.air.show import lines
-from fa_compiler.lowering.ascend.graph import Attr, Model
+from fa_compiler.lowering.ascend.air.show import lines, tensor
+from fa_compiler.lowering.ascend.graph import Attr, Model, TensorDesc
 from fa_compiler.lowering.ascend.single_op import check
 from tests.lowering.ascend.graphs import attention, branches
 
@@ -45,6 +45,11 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("query=q", "atten_mask=mask", "head_num=12", "attention_out=float16[1, 12, 128, 64]"):
         assert part in shown
     assert "real_shift" not in shown
+
+
+def test_ranges_are_shown_where_a_size_is_open() -> None:
+    assert tensor(TensorDesc("x", "DT_INT64", (1, 8), "ND", ((1, 1), (8, 8)))) == "int64[1, 8]"
+    assert tensor(TensorDesc("x", "DT_INT64", (1, -1), "ND", ((1, 1), (1, -1)))) == "int64[1, ?] in 1..1, 1.."
 
 
 def test_attributes_are_shown_in_the_order_of_their_names() -> None:
