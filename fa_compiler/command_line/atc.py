@@ -101,6 +101,8 @@ def single_op(args: argparse.Namespace) -> int:
         return _conclude(args.check, verdict(diagnostics), diagnostics)
     if args.op is None or args.output is None:
         raise InputError("single-op needs an operator and -o FILE.json, or --check FILE.json")
+    if args.output.suffix.lower() not in ("", ".json"):
+        raise InputError(f"single-op writes JSON: {args.output} has to end with .json, not {args.output.suffix}")
     soc = None if args.soc_version is None else soc_version(args.soc_version).name
     text = by_hand(args.op, args.input, args.output_desc, args.attr, args.const, soc, args.cann)
     with staging() as stage:

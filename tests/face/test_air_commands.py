@@ -194,6 +194,7 @@ def test_single_op_with_values(tmp_path: Path) -> None:
         ),
         ([*ONES, "--input", "x2=1:uint8", "--const", "x2=300"], "--const x2=300 does not fit DT_UINT8"),
         ([*ONES, "--input", "x2=1:int64", "--const", "x2=1.5"], "--const x2=1.5 does not fit DT_INT64"),
+        (["single-op", "Relu", "--input", "x=1:float", "-o", "x.onnx"], "x.onnx has to end with .json, not .onnx"),
         (["single-op", "Relu", "--check", "x"], "--check takes a file and no other option"),
         (["single-op", "--check", "x", "--soc-version", "Ascend910B2"], "--check takes a file and no other option"),
         ([*FORWARD, "-o", "x", "--attr", f"seed={1 << 63}"], "attribute seed of FlashAttentionScore is 92233"),
