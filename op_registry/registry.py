@@ -140,5 +140,5 @@ def _listed(known: tuple[OpSpec, ...]) -> str:
     stated = [f"{v.cann} ({v.variant})" for v in known if v.cann]
     named = [v.variant for v in known if not v.cann]
     parts = [f"from CANN {', '.join(stated)}"] if stated else []
-    parts += [f"by name, because no source states a version, {', '.join(named)}"] if named else []
+    parts += [f"without a stated version, to be given by name, {', '.join(named)}"] if named else []
     return "; ".join(parts)

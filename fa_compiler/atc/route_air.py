@@ -33,7 +33,10 @@ def build(job: Job) -> RouteResult:
             given sizes.
         InternalError: the written file fails our own checks.
     """
-    graph, notes = convert(job, job.model(), job.folder / FILE, job.request.sizes)
+    model = job.model()
+    given = [value.name or "" for value in model.graph.inputs if not value.is_initializer()]
+    graph, notes = convert(job, model, job.folder / FILE, job.request.sizes)
+    notes += _renamed(given, inputs_of(graph))
     ends = list(graph.root.of_type("NetOutput"))
     details = {
         "operators": operators_of(graph),
@@ -41,6 +44,13 @@ def build(job: Job) -> RouteResult:
         "outputs": [f"{source.op}:{source.index}" for op in ends for source in op.inputs if source is not None],
     }
     return RouteResult(FILE, 1, inputs_of(graph), _fused(graph, job.request.cann), details, notes, _constants(graph))
+
+
+def _renamed(before: Sequence[str], after: Sequence[Input]) -> list[str]:
+    """A note on inputs that have other names in the file, because ATC's command line cannot name them."""
+    pairs = [(old, new.name) for old, new in zip(before, after, strict=True) if old != new.name]
+    told = ", ".join(f"{old!r} is {new}" for old, new in pairs)
+    return [f"inputs whose names ATC cannot read have other ones: {told}"] if pairs else []
 
 
 def convert(

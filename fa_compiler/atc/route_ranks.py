@@ -100,6 +100,8 @@ def build(job: Job) -> RouteResult:
     with without_collections():
         try:
             model, report = shard(job.model(), options)
+            if report.caches:
+                raise Refusal("caches have no form for single ranks; shard writes one for ranks of MPI", None)
             length = length_of(report, sizes)
             ranks = [Rank(number, report.ranks, report.order, length) for number in range(report.ranks)]
             for rank in ranks:

@@ -22,7 +22,6 @@ from fa_compiler.atc.shapes import (
     extreme_groups,
     fix,
     gears_of_model,
-    with_gears,
 )
 from fa_compiler.atc.single import SCRIPT as SINGLE_OPS
 from fa_compiler.atc.single import write_all
@@ -101,7 +100,7 @@ def run(
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)
     fixed = fix(loaded.proto, request.sizes, loaded.name)
-    sizes = complete(fixed, with_gears(request.sizes, request.gears), loaded.name)
+    sizes = complete(fixed, request.sizes, request.gears, loaded.name)
     if parallel is None:  # the ranks' graphs get their sizes after the sequence was found by the names of its sizes
         loaded = dataclasses.replace(loaded, proto=fixed)
     gears = gears_of_model(request.gears, request.sizes, sizes)
@@ -130,14 +129,13 @@ def run(
 
 def next_steps(output: Path, built: RouteResult) -> list[str]:
     """What the user does next with a folder that was written, as lines."""
-    last = f"where CANN is installed, run {shlex.quote((output / SCRIPT).as_posix())}"
-    operators = output / SINGLE_OPS
+    last = "where CANN is installed, run"
     alone = []
-    if operators.exists():
-        alone.append(f"to compile each fused operator alone, run {shlex.quote(operators.as_posix())}")
+    if (output / SINGLE_OPS).exists():
+        alone.append(f"to compile each fused operator alone, run ./{SINGLE_OPS}")
     if not built.before and not alone:
-        return [f"next: {last}"]
-    steps = [*built.before, last, *alone]
+        return [f"next: {last} {shlex.quote((output / SCRIPT).as_posix())}"]
+    steps = [*built.before, f"{last} ./{SCRIPT}", *alone]
     return [f"next, in {output}:", *(f"  {number}. {step}" for number, step in enumerate(steps, 1))]
 
 

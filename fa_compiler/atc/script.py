@@ -48,12 +48,11 @@ def command(request: Request, built: RouteResult) -> list[str]:
 
 
 def script(title: str, commands: Sequence[Sequence[str]], before: Sequence[str] = ()) -> str:
-    """A shell script that runs commands in its own folder. The script's own arguments are passed to the last one.
+    """A shell script that runs commands in its own folder. The script's own arguments are passed to each of them.
 
     `before` are steps that the user takes first. The script names them in comments.
     """
-    lines = [shlex.join(words) for words in commands]
-    body = "\n".join([*lines[:-1], f'{lines[-1]} "$@"'])
+    body = "\n".join(f'{shlex.join(words)} "$@"' for words in commands)
     steps = "".join(f"# First, {step}.\n" for step in before)
     return f"""\
 #!/bin/sh

@@ -107,8 +107,10 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     given: dict[str, Size] = {}
     for key, shape in sizes.items():
         if key not in inputs:
+            if key in {tensor.name for tensor in proto.graph.initializer}:
+                raise InputError(f"{name}: {key!r} has a value in the model, so it is no input for ATC; leave it out")
             raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
-        _fix_input(inputs[key], shape, given)
+        _fix_input(inputs[key], shape, given, name)
     symbols = {symbol: size for symbol, size in given.items() if isinstance(size, int)}
     for graph in (fixed.graph, *graphs_below(fixed.graph)):
         for value in (*graph.input, *graph.output, *graph.value_info):
@@ -118,7 +120,7 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     return fixed
 
 
-def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[str, Size]) -> None:
+def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[str, Size], name: str) -> None:
     """Set the fixed sizes of one input. `given` are the sizes that symbols have been given."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
@@ -126,14 +128,13 @@ def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[st
         for _ in shape:
             tensor.shape.dim.add()
     if len(tensor.shape.dim) != len(shape):
-        raise InputError(f"input {value.name!r} has {len(tensor.shape.dim)} dimensions, --input-shape {len(shape)}")
+        rank = len(tensor.shape.dim)
+        raise InputError(f"{name}: input {value.name!r} has {rank} dimensions, --input-shape {len(shape)}")
     for axis, (dim, size) in enumerate(zip(tensor.shape.dim, shape, strict=True)):
         if dim.HasField("dim_value"):
             if size != dim.dim_value:
-                raise InputError(
-                    f"input {value.name!r} has the size {dim.dim_value} where --input-shape has {atc_size(size)} "
-                    f"(axis {axis}): the model fixes this size"
-                )
+                found = f"the size {dim.dim_value} where --input-shape has {atc_size(size)} (axis {axis})"
+                raise InputError(f"{name}: input {value.name!r} has {found}: the model fixes this size")
             continue
         if dim.dim_param and (known := given.setdefault(dim.dim_param, size)) != size:
             raise InputError(
@@ -144,27 +145,36 @@ def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[st
             dim.dim_value = size
 
 
-def complete(proto: onnx.ModelProto, sizes: Sizes, name: str) -> dict[str, tuple[Size, ...]]:
-    """The sizes of all inputs: those of the model, and those that the user gave for its dynamic sizes.
+def complete(
+    proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence[int]], name: str
+) -> dict[str, tuple[Size, ...]]:
+    """The sizes of all inputs: those of the model, and those that the user gave for its dynamic sizes. Gears give the
+    bounds of each -1.
 
     Raises:
-        InputError: the user gave nothing for a dynamic size. The message holds an --input-shape to fill in.
+        InputError: the user gave nothing for a dynamic size. The message holds an --input-shape to fill in, with what
+            the user gave.
     """
+    bounds = with_gears(sizes, gears)
     full: dict[str, tuple[Size, ...]] = {}
-    missing: list[str] = []
+    lacking: list[str] = []
+    asked: list[str] = []
     for value in graph_inputs(proto):
         tensor = value.type.tensor_type
-        given: Mapping[int, Size] = dict(enumerate(sizes.get(value.name) or ()))
+        given: Mapping[int, Size] = dict(enumerate(bounds.get(value.name) or ()))
         dims: list[Size | str] = [
             dim.dim_value if dim.HasField("dim_value") else given.get(axis, dim.dim_param or "?")
             for axis, dim in enumerate(tensor.shape.dim)
         ]
-        if not tensor.HasField("shape") or any(isinstance(dim, str) for dim in dims):
-            missing.append(f"{value.name}:{','.join(map(str, dims))}")
         full[value.name] = tuple(dim for dim in dims if not isinstance(dim, str))
-    if missing:
+        if not tensor.HasField("shape") or len(full[value.name]) != len(dims):
+            lacking.append(value.name)
+            asked.append(f"{value.name}:{','.join(map(str, dims))}")
+        elif value.name in sizes:
+            asked.append(f"{value.name}:{','.join(map(atc_size, sizes[value.name]))}")
+    if lacking:
         raise InputError(
-            f"{name} has inputs with dynamic sizes; give them with --input-shape '{';'.join(missing)}', and replace "
+            f"{name} has inputs with dynamic sizes; give them with --input-shape '{';'.join(asked)}', and replace "
             "each name by a number, a range such as 1~512, or -1 for any size"
         )
     return full

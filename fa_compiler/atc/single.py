@@ -33,6 +33,9 @@ from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
 FOLDER = "single_op"
 SCRIPT = "single_op.sh"
 
+OTHER_SPELLINGS = {"bf16": "bfloat16", "fp32": "float32", "float64": "double", "fp64": "double"}
+"""What people write for a type of ATC's, and what ATC takes."""
+
 _T = TypeVar("_T")
 
 
@@ -168,12 +171,19 @@ def _tensor(text: str, option: str) -> tuple[str, TensorDesc]:
     name, rest = _pair(text, option)
     dims, colon, word = rest.rpartition(":")
     if not colon or word.lower() not in TYPES:
-        hint = suggestion(word.lower(), TYPES) if colon else ""
-        raise InputError(f"{text!r} is not of the form name=1,12,512,64:float16{hint}")
+        hint = f"; there is no type {word!r}{_type_meant(word.lower())}" if colon else ""
+        raise InputError(f"{option} {text!r} is not of the form {name}=1,12,512,64:float16{hint}")
     sizes = parse_sizes(dims, text)
     shape = tuple(size if isinstance(size, int) else -1 for size in sizes)
     ranges = tuple((size, size) if isinstance(size, int) else size for size in sizes)
     return name, TensorDesc(name, TYPES[word.lower()], shape, "ND", ranges if -1 in shape else None)
+
+
+def _type_meant(word: str) -> str:
+    """The end of a message about an unknown type."""
+    word = word.removeprefix("dt_")
+    meant = word if word in TYPES else OTHER_SPELLINGS.get(word)
+    return suggestion(word, TYPES) if meant is None else f", did you mean {meant!r}?"
 
 
 def _placed(spec: OpSpec, given: Mapping[str, TensorDesc]) -> list[TensorDesc]:

@@ -42,13 +42,14 @@ def atc(args: argparse.Namespace) -> int:
 def air_check(args: argparse.Namespace) -> int:
     """Print the faults of an `.air` file, or of an ONNX model (a file named .onnx) the problems that ATC's parser has.
 
-    The given domains are those for which ATC has plugins; the default is our own domain.
+    The given domains are those for which ATC has plugins, besides our own domain.
     """
     from fa_compiler.lowering.ascend.air.check import check, verdict
     from fa_compiler.lowering.ascend.onnx_route import check as onnx_check
 
     path = _file(args.file)
-    diagnostics = onnx_check.check(path, args.plugin_domain or (DOMAIN,)) if path.suffix == ".onnx" else check(path)
+    domains = (DOMAIN, *args.plugin_domain)
+    diagnostics = onnx_check.check(path, domains) if path.suffix == ".onnx" else check(path)
     _print(diagnostics)
     return _conclude(path, verdict(diagnostics), diagnostics)
 
@@ -61,6 +62,8 @@ def air_show(args: argparse.Namespace) -> int:
 
     path: Path = args.file
     drawing: Path | None = args.graph
+    if path.suffix == ".onnx":
+        raise InputError(f"{path} is an ONNX model, and air show reads .air files; air check reads both")
     try:
         model = read(_file(path))
         if drawing is None:
@@ -90,19 +93,22 @@ def single_op(args: argparse.Namespace) -> int:
     from fa_compiler.lowering.ascend.single_op import check
 
     if args.check is not None:
-        if args.op is not None or args.output is not None:
+        of_an_operator = (args.op, args.input, args.output_desc, args.attr, args.const)
+        if any((*of_an_operator, args.output, args.soc_version, args.cann)):
             raise InputError("--check takes a file and no other option")
         diagnostics = check(_file(args.check))
         _print(diagnostics)
         return _conclude(args.check, verdict(diagnostics), diagnostics)
     if args.op is None or args.output is None:
         raise InputError("single-op needs an operator and -o FILE.json, or --check FILE.json")
+    if args.output.suffix.lower() not in ("", ".json"):
+        raise InputError(f"single-op writes JSON: {args.output} has to end with .json, not {args.output.suffix}")
     soc = None if args.soc_version is None else soc_version(args.soc_version).name
     text = by_hand(args.op, args.input, args.output_desc, args.attr, args.const, soc, args.cann)
     with staging() as stage:
         write(stage.reserve(args.output), [text.encode()], args.output)
         stage.commit()
-    words = command(str(args.output), str(args.output.with_suffix("")), soc or "Ascend910B2")
+    words = command(str(args.output), str(args.output.with_suffix("")), soc or "SOC_VERSION")
     print(printable(f"wrote {args.output}; compile it with: {shlex.join(words)}"))
     return OK
 

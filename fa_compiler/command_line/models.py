@@ -189,6 +189,8 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
         other = places.setdefault(os.path.realpath(path), what)
         if other != what:
             raise InputError(f"{path} cannot be both the {other} and the {what}")
+        if what in ("report", "page") and path.suffix.lower() == ".onnx":
+            raise InputError(f"the {what} cannot be {path}, which is the name of a model; choose another name")
     if args.graph is not None and args.graph.suffix.lower() not in ("", ".svg"):
         raise InputError(f"--graph writes SVG: {args.graph} has to end with .svg, not {args.graph.suffix}")
 

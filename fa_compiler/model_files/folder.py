@@ -54,7 +54,9 @@ def check_target(target: Path) -> None:
     """Raise InputError for a folder with content that an earlier run did not write."""
     if not os.path.lexists(target):
         return
-    if target.is_symlink() or not target.is_dir():
+    if target.is_symlink():
+        raise InputError(f"{target} is a link; name the folder that it leads to, or choose another name")
+    if not target.is_dir():
         raise InputError(f"{target} is not a folder; choose another name")
     there = set(_files(target))
     if there and not there <= _listed(target):

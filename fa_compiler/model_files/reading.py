@@ -185,6 +185,8 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
         for begin, kind in _PACKED.items():
             if content.startswith(begin):
                 raise InputError(f"{name} is {kind}, and not an ONNX model; unpack it, or export the model") from None
+        if name.endswith(".air"):
+            raise InputError(f"{name} is no ONNX model; air check and air show read .air files") from None
         raise InputError(f"{name} is not an ONNX model, or is truncated; fetch or export it again") from None
     if not proto.HasField("graph") or not proto.ir_version:
         raise InputError(f"{name} is not an ONNX model: it holds no graph")

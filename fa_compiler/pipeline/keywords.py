@@ -112,7 +112,7 @@ def names_of_python(*records: type) -> Iterator[None]:
         names = {option.flag: f"`{option.name}`" for option in options_of(*records).values()}
         told = re.sub(r"--(target|runtime) ([a-z-]+)(?= --)", r"--\1 \2,", str(error))
         told = re.sub(r"--(target|runtime) ([a-z-]+)", r'\1="\2"', told)
-        told = re.sub(r"--[a-z]+(-[a-z]+)*", lambda flag: names.get(flag[0], flag[0]), told)
+        told = re.sub(r"--[a-z]+(-[a-z]+)*(?!\w)", lambda flag: names.get(flag[0], flag[0]), told)
         raise InputError(told) from None
 
 

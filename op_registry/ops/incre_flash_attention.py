@@ -239,7 +239,8 @@ def heads(call: CheckedNode) -> Iterator[Diagnostic]:
         message = f"num_key_value_heads is {stated}, expected one for at most {MAX_GROUP} of {heads} heads"
         yield Diagnostic("num_key_value_heads", message)
     elif call.on("310P") and stated not in (0, heads):
-        yield Diagnostic("num_key_value_heads", f"num_key_value_heads is {stated}, expected 0 on 310P", "document")
+        message = f"num_key_value_heads is {stated}, expected as many key heads as the {heads} of query on 310P"
+        yield Diagnostic("num_key_value_heads", message, "document")
 
 
 @rules(4)

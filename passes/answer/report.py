@@ -424,7 +424,8 @@ class Around:
         if self.status == "fused":
             return f"{self.anchor}: {self.op}, in the place of {_counted(self.replaced, 'node')}"
         code = "" if self.code is None else f"{self.code.value}: "
-        return f"{self.anchor}: declined: {code}{self.reason}{_bracketed(self.culprit)}"
+        culprit = "" if self.culprit == self.anchor else _bracketed(self.culprit)
+        return f"{self.anchor}: declined: {code}{self.reason}{culprit}"
 
     def to_json(self) -> dict[str, Any]:
         """The line as the JSON report holds it."""

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import OpSpec, get, verify
-from fa_compiler.op_registry.errors import UnknownVariant
+from fa_compiler.op_registry import OpSpec, verify
 from fa_compiler.op_registry.parser_plugins import plugin_misfit
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
@@ -41,7 +40,7 @@ from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, is_read, operand_at, places_of, without_none
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
-from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.rewrite.node_view import node_view, prototype, registry_node
 from fa_compiler.passes.values.facts import Facts
 
 OLDEST_OPSET = 13
@@ -257,10 +256,7 @@ class _Fuser:
 
     def _spec(self, op_type: str, anchor: ir.Node) -> OpSpec:
         """The prototype for the CANN that the user named. Raises Decline where none is known."""
-        try:
-            return get(op_type, self.facts.options.cann)
-        except UnknownVariant as error:
-            raise Decline(Code.ILLEGAL, str(error), anchor, "") from None
+        return prototype(op_type, self.facts.options, anchor)
 
     def _check_opset(self, x: ir.Value, anchor: ir.Node, casts: bool = True) -> None:
         """Raises Decline where the operator has no body. `casts` tells whether the body has casts."""

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import OpSpec, RegistryError, get, product, verify
+from fa_compiler.op_registry import OpSpec, get, product, verify
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, SLOW_DECAY, UNIT_INPUTS, Options
@@ -37,7 +37,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.direct import TURNED
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.rewrite.node_view import node_view, registry_node
+from fa_compiler.passes.rewrite.node_view import node_view, prototype, registry_node
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -97,7 +97,7 @@ def _match(call: LinearCall, facts: Facts) -> DeltaRule:
     """What a linear attention becomes. Raises Decline."""
     options = facts.options
     if call.rule not in RULES:  # (1)
-        raise _left(call, f"CANN has no operator for the rule {call.rule}")
+        raise _left(call, f"CANN has no operator for the rule {call.rule}", "--target ort of optimize has one")
     sizes = _sizes(call, facts.info)
     by_key = _is_by_key(call, sizes, facts.info)
     is_step, assumed = _is_step(sizes.tokens, options)
@@ -159,10 +159,7 @@ def _spec(node: ir.Node, op_type: str, options: Options) -> OpSpec:
     chip = product(options.ascend_product)
     if not any(get(op_type).product(soc) for soc in chip.socs):
         raise Decline(Code.ILLEGAL, f"{op_type} is not available on {chip.title}", node)
-    try:
-        return get(op_type, options.cann)
-    except RegistryError as error:
-        raise Decline(Code.ILLEGAL, str(error), node) from None
+    return prototype(op_type, options, node)
 
 
 def _types(call: LinearCall, spec: OpSpec, facts: Facts) -> tuple[ir.DataType, tuple[str, ...]]:
@@ -179,7 +176,7 @@ def _types(call: LinearCall, spec: OpSpec, facts: Facts) -> tuple[ir.DataType, t
     if is_kept:
         return state, ()
     if HALF_ATTENTION not in options.assume:
-        kind = next(dtype.name for dtype in given.values() if dtype not in (None, BF16))
+        kind = next(dtype.numpy().name for dtype in given.values() if dtype not in (None, BF16))
         reason = f"{spec.name} computes in bfloat16, and this is {kind}"
         hint = f"`--assume {HALF_ATTENTION}` casts its tensors; or convert the model to bfloat16"
         raise Decline(Code.DTYPE, reason, call.node, hint)

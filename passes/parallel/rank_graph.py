@@ -89,7 +89,7 @@ def _results(emit: RankEmitter, node: ir.Node) -> list[ir.Value]:
     if node.op_type in (collectives.SEQUENCE_STATES, collectives.SEQUENCE_TAILS):
         raise Refusal("what the ranks hand on for it has no form for the graph of one rank", node)
     if node.op_type == collectives.SEQUENCE_GRADIENT or len(node.outputs) > 1:
-        raise Refusal("its gradient has no form for the graph of one rank", node)
+        raise Refusal("a training graph has no form for single ranks; shard writes one for ranks of MPI", node)
     if node.op_type == collectives.SEQUENCE_ATTENTION:
         return [sequence_attention(emit, node)]
     part = node.inputs[0]

@@ -340,7 +340,13 @@ class Sharder(Operators):
             return self.inputs[value]
         features = [size for dim, size in enumerate(self.shape(value, None)) if dim not in (0, axis)]
         if math.prod(size.const or 1 for size in features) > LIGHT_FEATURES:
-            raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
+            reason = f"it mixes the sequence: each rank would need {value.name!r} of all tokens"
+            if self.length.const is not None:  # another dimension may have this number, such as one of a weight
+                reason += (
+                    f"; dimension {axis} of this input has the size {self.length} and counts as the sequence: if it is "
+                    "not, name the inputs with the sequence by --sequence-axis INPUT:DIM"
+                )
+            raise Refusal(reason, None)
         return self._gathered(self.inputs[value], axis)
 
     def _whole_shape(self, node: ir.Node) -> ir.Value:

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.op_registry import get
 from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.matching.match import AttentionMatch
-from fa_compiler.passes.rewrite.node_view import registry_node
+from fa_compiler.passes.rewrite.node_view import prototype, registry_node
 
 OP = "IncreFlashAttention"
 
@@ -42,7 +41,7 @@ class IncreCall:
 
     def node(self, match: AttentionMatch, output: Arrangement, builder: Builder, options: Options) -> ir.Node:
         """The node, not yet in the graph; its result is arranged as `output`."""
-        spec, space = get(OP, options.cann), match.space
+        spec, space = prototype(OP, options, match.node), match.space
         heads = {"num_heads": match.roles.heads, "num_key_value_heads": match.roles.kv_heads}
         attrs = {**self.attrs, "scale_value": float(np.float32(match.scale))}
         if match.softcap != 0.0:

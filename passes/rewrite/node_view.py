@@ -19,14 +19,31 @@ from fa_compiler.op_registry import (
     full_attrs,
     get,
     place_inputs,
+    variants,
 )
-from fa_compiler.passes.answer.decline import label
+from fa_compiler.op_registry.errors import UnknownVariant
+from fa_compiler.passes.answer.decline import Decline, label
+from fa_compiler.passes.answer.options import Options
+from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 CONTENT_LIMIT = 1 << 23
+
+
+def prototype(op_type: str, options: Options, node: ir.Node) -> OpSpec:
+    """The prototype of an operator for the CANN that the user named. Raises Decline where none is known."""
+    try:
+        return get(op_type, options.cann)
+    except UnknownVariant as error:
+        reason, _, _ = str(error).partition("; ")  # behind it are the names of single operators' variants
+        first = next((each.cann for each in variants(op_type) if each.cann), None)
+        if first is None:
+            raise Decline(Code.ILLEGAL, reason, node, "") from None
+        hint = f"--cann {first} or newer, if your CANN is"
+        raise Decline(Code.ILLEGAL, f"{reason}; the first is of CANN {first}", node, hint) from None
 
 
 def registry_node(

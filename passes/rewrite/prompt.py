@@ -4,6 +4,7 @@
 | --- | --- | --- |
 | scale_value, head_num | the same, num_heads | |
 | pse_type 0, or 1 with the scale 1 | pse_shift | it is always added after the scale |
+| real_shift of one row | pse_shift with this row for each query row | FlashAttentionScore repeats it itself |
 | key of fewer heads | num_key_value_heads | FlashAttentionScore takes the number from the shapes |
 | atten_mask, sparse_mode 1 to 4 | the same, True excludes | both have the same modes 1 to 4 |
 | sparse_mode 0, unlimited tokens | the same | only the mask counts then |
@@ -33,7 +34,7 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_read
 from fa_compiler.passes.masks.missed import vouching
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.rewrite.node_view import registry_node
+from fa_compiler.passes.rewrite.node_view import prototype, registry_node
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 OP, TRAINING = "PromptFlashAttention", "FlashAttentionScore"
@@ -135,12 +136,23 @@ def build(
         dtype = ir.DataType.FLOAT16
         floats = [name for name in inputs if name != "atten_mask"]
         inputs |= {name: builder.cast(inputs[name], dtype) for name in floats}
-    made = registry_node(get(OP, options.cann), inputs, call.attrs, builder)
+    if "pse_shift" in inputs:
+        inputs["pse_shift"] = _with_all_rows(inputs["pse_shift"], call, builder)
+    made = registry_node(prototype(OP, options, node), inputs, call.attrs, builder)
     out = made.outputs[0]
     out.name, out.dtype, out.shape = builder.names.new(f"{made.name}_attention_out"), dtype, old.shape
     builder.info.set(out, builder.info.shape(old), dtype)
     builder.graph.append(made)
     return made
+
+
+def _with_all_rows(bias: ir.Value, call: PromptCall, builder: Builder) -> ir.Value:
+    """A bias of one row, repeated for the rows of the query if their number is known; any other one as it is."""
+    query, shape = builder.info.shape(call.inputs["query"]), builder.info.shape(bias)
+    if query is None or shape is None or len(shape) != 4 or shape[2].const != 1:
+        return bias
+    rows = query[2 if call.attrs["input_layout"] == "BNSD" else 1].const
+    return bias if rows in (None, 1) else builder.expand(bias, [1, 1, rows, 1])
 
 
 def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[str, int | float | str]:

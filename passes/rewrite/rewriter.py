@@ -489,7 +489,9 @@ class Rewriter:
     def _as_prompt_flash(self, node: ir.Node, match: AttentionMatch, companion: DenseCompanion | None) -> ir.Node:
         """The PromptFlashAttention that replaces a FlashAttentionScore which the product does not have."""
         if companion is not None:
-            raise Decline(Code.ILLEGAL, f"{self.options.soc_version} has no operator for a gradient", match.node)
+            reason = f"{self.options.soc_version} has no operator for a gradient"
+            hint = "A2, A3 and 950 have one: give one of their SoC versions with --soc-version"
+            raise Decline(Code.ILLEGAL, reason, match.node, hint)
 
         def build() -> ir.Node:
             call = prompt.as_prompt(node, self.builder.info)

@@ -11,8 +11,8 @@ import pytest
 
 from fa_compiler.command_line.main import main
 from fa_compiler.lowering.ascend.air import write
-from fa_compiler.lowering.ascend.air.show import lines
-from fa_compiler.lowering.ascend.graph import Attr, Model
+from fa_compiler.lowering.ascend.air.show import lines, tensor
+from fa_compiler.lowering.ascend.graph import Attr, Model, TensorDesc
 from fa_compiler.lowering.ascend.single_op import check
 from tests.lowering.ascend.graphs import attention, branches
 
@@ -45,6 +45,11 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("query=q", "atten_mask=mask", "head_num=12", "attention_out=float16[1, 12, 128, 64]"):
         assert part in shown
     assert "real_shift" not in shown
+
+
+def test_ranges_are_shown_where_a_size_is_open() -> None:
+    assert tensor(TensorDesc("x", "DT_INT64", (1, 8), "ND", ((1, 1), (8, 8)))) == "int64[1, 8]"
+    assert tensor(TensorDesc("x", "DT_INT64", (1, -1), "ND", ((1, 1), (1, -1)))) == "int64[1, ?] in 1..1, 1.."
 
 
 def test_attributes_are_shown_in_the_order_of_their_names() -> None:
@@ -82,11 +87,13 @@ def test_drawings(tmp_path: Path, model: Model) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     garbage = tmp_path / "g.air"
     garbage.write_bytes(b"\x07\x07")
+    (tmp_path / "m.onnx").write_bytes(b"")
     for action, path, message, code in (
-        ("show", garbage, "is not an .air file: it does not parse as a ge.proto.ModelDef", 2),
+        ("show", garbage, f"{garbage} is not an .air file: it does not parse as a ge.proto.ModelDef", 2),
         ("check", garbage, "not-air", 1),
         ("check", tmp_path / "none.air", "none.air: no such file", 2),
         ("show", tmp_path, "is a folder", 2),
+        ("show", tmp_path / "m.onnx", "m.onnx is an ONNX model, and air show reads .air files", 2),
     ):
         assert main(["air", action, str(path)]) == code
         shown = capsys.readouterr()
@@ -108,8 +115,11 @@ FORWARD = [
 def test_single_op_by_hand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "fas.json"
     assert main([*FORWARD, "--attr", "scale_value=0.125", "-o", str(out), "--soc-version", "Ascend910B2"]) == 0
-    command = shlex.join([f"--singleop={out}", f"--output={tmp_path / 'fas'}", "--soc_version=Ascend910B2"])
-    assert f"compile it with: atc {command} " in capsys.readouterr().out  # where the user is
+    words = [f"--singleop={out}", f"--output={tmp_path / 'fas'}", "--soc_version="]
+    command = f"compile it with: atc {shlex.join(words)}"
+    assert f"{command}Ascend910B2 " in capsys.readouterr().out  # where the user is
+    assert main([*FORWARD, "-o", str(out)]) == 0
+    assert f"{command}SOC_VERSION " in capsys.readouterr().out  # the user's, who has not named it
     assert check(out) == []
     entry = json.loads(out.read_text(encoding="utf-8"))[0]
     names = ["query", "key", "value", "real_shift", "drop_mask", "padding_mask", "atten_mask"]
@@ -162,7 +172,9 @@ def test_single_op_with_values(tmp_path: Path) -> None:
         ([*FORWARD, "-o", "x", "--attr", "head_nun=1"], "has no attribute 'head_nun', did you mean 'head_num'"),
         ([*FORWARD, "-o", "x", "--attr", "scale_value=x"], "attribute scale_value of FlashAttentionScore is 'x'"),
         ([*FORWARD, "-o", "x", "--attr", "head_num"], "--attr 'head_num' is not of the form name=..."),
-        ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:floot"], "is not of the form name=1,12,512,64:float16"),
+        ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:floot"], "of the form real_shift=1,12,512,64:float16; "),
+        ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:bf16"], "no type 'bf16', did you mean 'bfloat16'?"),
+        ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:DT_FLOAT"], "no type 'DT_FLOAT', did you mean 'float'?"),
         ([*FORWARD[:6], "-o", "x"], "needs the input query; give --input query=..."),
         (
             ["single-op", "Spence", "--input", "x=1:float", "-o", "x"],
@@ -182,7 +194,9 @@ def test_single_op_with_values(tmp_path: Path) -> None:
         ),
         ([*ONES, "--input", "x2=1:uint8", "--const", "x2=300"], "--const x2=300 does not fit DT_UINT8"),
         ([*ONES, "--input", "x2=1:int64", "--const", "x2=1.5"], "--const x2=1.5 does not fit DT_INT64"),
+        (["single-op", "Relu", "--input", "x=1:float", "-o", "x.onnx"], "x.onnx has to end with .json, not .onnx"),
         (["single-op", "Relu", "--check", "x"], "--check takes a file and no other option"),
+        (["single-op", "--check", "x", "--soc-version", "Ascend910B2"], "--check takes a file and no other option"),
         ([*FORWARD, "-o", "x", "--attr", f"seed={1 << 63}"], "attribute seed of FlashAttentionScore is 92233"),
         ([*FORWARD, "-o", "x", "--attr", "seed=1", "--attr", "seed=2"], "--attr seed is given twice"),
         ([*FORWARD, "-o", "x", "--input", "query=1:bool"], "--input query is given twice"),

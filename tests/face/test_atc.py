@@ -20,6 +20,7 @@ import fa_compiler
 from fa_compiler.atc import route_air, run, single, sizes
 from fa_compiler.atc.job import RouteResult
 from fa_compiler.atc.request import Request
+from fa_compiler.atc.script import script
 from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
@@ -94,6 +95,19 @@ def test_the_script_runs_that_command(tmp_path: Path) -> None:
     failed = subprocess.run([out / "atc.sh"], env=environment, capture_output=True, text=True, check=False)
     assert failed.returncode == 1
     assert failed.stderr.startswith("error: there is no atc on the PATH: source the set_env.sh")
+
+
+@SCRIPTS
+def test_options_for_atc_reach_every_command_of_a_script(tmp_path: Path) -> None:
+    tool = tmp_path / "atc"
+    tool.write_text('#!/bin/sh\necho "$@"\n')
+    tool.chmod(0o755)
+    path = tmp_path / "single_op.sh"
+    path.write_text(script("Compiles two operators.", [["atc", "--singleop=a"], ["atc", "--singleop=b"]]))
+    path.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run([path, "--debug_dir=d"], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["--singleop=a --debug_dir=d", "--singleop=b --debug_dir=d"]
 
 
 def test_open_sizes_and_gears(tmp_path: Path) -> None:
@@ -179,6 +193,22 @@ def test_gears_with_which_the_model_cannot_run(route: str, tmp_path: Path, capsy
     assert main(["atc", path, "-o", str(tmp_path / "out"), *SOC, *words, *gears]) == 0
 
 
+def test_inputs_that_atc_cannot_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """ATC ends a name at a colon or semicolon, so the file has others, and a note says so. A default is no input."""
+    model = plain()
+    model.graph.input[0].name = model.graph.node[0].input[0] = "x:0"
+    model.graph.input.append(helper.make_tensor_value_info("ready", TensorProto.FLOAT, [4]))
+    model.graph.initializer.append(numpy_helper.from_array(np.ones(4, np.float32), "ready"))
+    path, out = saved(model, tmp_path / "model.onnx"), tmp_path / "out"
+    assert main(["atc", str(path), "-o", str(out), *SOC, "--input-shape", "x:0:3,4;ready:4"]) == 2
+    assert "'ready' has a value in the model, so it is no input for ATC; leave it out" in capsys.readouterr().err
+    assert main(["atc", str(path), "-o", str(out), *SOC, "--input-shape", "x:0:3,4"]) == 0
+    assert "note: inputs whose names ATC cannot read have other ones: 'x:0' is x_0\n" in capsys.readouterr().out
+    assert "--input_shape=x_0:3,4" in json.loads((out / "report.json").read_text(encoding="utf-8"))["command"]
+    assert main(["run", str(out / "model.air")]) == 2
+    assert "model.air is no ONNX model; air check and air show read .air files" in capsys.readouterr().err
+
+
 def test_a_size_counts_wherever_its_name_stands(tmp_path: Path) -> None:
     """batch and seq are fixed by the query alone."""
     model = saved(attention(), tmp_path / "model.onnx")
@@ -232,6 +262,11 @@ def unmapped() -> onnx.ModelProto:
             "cannot run with these sizes: add: the shapes [2, 9, 4], [8, 4]",
         ),
         (plain(), SOC, "give them with --input-shape 'x:n,4'"),
+        (
+            attention(),
+            [*SOC, "--input-shape", f"query:-1,{HEADS},1~8,{SIZE}"],
+            f"with --input-shape 'query:-1,{HEADS},1~8,{SIZE};key:batch,{HEADS},seq,{SIZE};value:batch,{HEADS},seq,",
+        ),
         (plain(), [*SOC, "--input-shape", "x:3,5"], "input 'x' has the size 4 where --input-shape has 5"),
         (plain(), [*SOC, "--input-shape", "x:3"], "input 'x' has 2 dimensions, --input-shape 1"),
         (plain(), [*SOC, "--input-shape", "z:3,4"], "has no input 'z'; its inputs are x"),
@@ -258,6 +293,12 @@ def test_bad_input_is_one_line_and_nothing_is_written(
     assert message in shown.err
     assert shown.err.count("\n") == 1
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_an_option_of_atc_is_no_keyword_of_ours(tmp_path: Path) -> None:
+    """Errors in Python speak of keywords in the place of our flags, and leave those of ATC as they are."""
+    with pytest.raises(InputError, match="ATC's --precision_mode_v2 takes origin"):
+        fa_compiler.compile_for_atc(plain(), tmp_path / "out", "Ascend910B2", precision="fp8")
 
 
 def test_an_older_cann_gets_the_attributes_that_it_has(tmp_path: Path) -> None:
@@ -317,6 +358,10 @@ def test_only_what_an_earlier_run_wrote_is_replaced(tmp_path: Path, capsys: pyte
     assert (out / "notes.txt").read_text(encoding="utf-8") == "mine"
     assert main(["atc", str(path), "-o", str(path), *SOC]) == 2
     assert "is not a folder" in capsys.readouterr().err
+    (tmp_path / "link").symlink_to(out, target_is_directory=True)
+    assert main(["atc", str(path), "-o", str(tmp_path / "link"), *SOC]) == 2
+    assert "is a link; name the folder that it leads to" in capsys.readouterr().err
+    (tmp_path / "link").unlink()
     assert main(["atc", str(path), "-o", str(tmp_path / "no" / "where"), *SOC]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "out"]

@@ -399,6 +399,14 @@ USAGE = {
         ["inspect", "MODEL", "--graph", "x.png"],
         "--graph writes SVG: x.png has to end with .svg, not .png",
     ),
+    "a report in the place of a model": (
+        ["optimize", "MODEL", "-o", "OUT", "--report", "other.onnx"],
+        "the report cannot be other.onnx, which is the name of a model; choose another name",
+    ),
+    "a page in the place of a model": (
+        ["inspect", "MODEL", "--html", "other.onnx"],
+        "the page cannot be other.onnx, which is the name of a model",
+    ),
     "an option that another command has": (
         ["inspect", "MODEL", "--verify"],
         "unknown argument '--verify': it is an option of optimize; see 'fa-compiler inspect --help'",

@@ -16,6 +16,7 @@ from fa_compiler.lowering.ascend.air import read
 from fa_compiler.lowering.ascend.air.check import ACCEPTED, check, verdict
 from fa_compiler.op_registry.collectives import METHODS
 from fa_compiler.parallel.parts import Parts
+from tests.graphs import harness
 from tests.pairs import pairwise
 
 from .air_ranks import run_ranks
@@ -67,8 +68,6 @@ def test_a_bias_in_the_place_of_a_mask(method: str, tmp_path: Path) -> None:
 
 def test_a_token_that_is_taken_out(tmp_path: Path) -> None:
     """A classifier reads the first token: every rank has the result."""
-    from tests.graphs import harness
-
     name = "bert_tt__tsn_sdpa_op17"
     feeds = text(name, LENGTH, batch=1)
     shapes = {key: array.shape for key, array in feeds.items()}
@@ -229,6 +228,17 @@ def test_a_model_that_mixes_the_sequence(tmp_path: Path) -> None:
     model.graph.output[0].CopyFrom(onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, [None, 64, None]))
     with pytest.raises(InputError, match=r"node 'over_tokens' \(Conv\): it mixes the sequence"):
         fa_compiler.compile_for_atc(model, tmp_path / "out", "Ascend910B2", input_shape=SIZES, sequence_parallel=2)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("keys", [8, 9])
+def test_a_decoder_with_caches(keys: int, tmp_path: Path) -> None:
+    """Its caches are in parts, for which a graph of one rank has no form, whatever their length is."""
+    model = harness.load("gpt2_past__tsn_eager_op17")
+    caches = ";".join(f"past_{what}_{layer}:1,4,{keys},16" for layer in (0, 1) for what in ("key", "value"))
+    sizes = f"input_ids:1,1;position_ids:1,1;attention_mask:1,{keys + 1};{caches}"
+    with pytest.raises(InputError, match="caches have no form for single ranks; shard writes one for ranks of MPI"):
+        fa_compiler.compile_for_atc(model, tmp_path / "out", "Ascend910B2", input_shape=sizes, sequence_parallel=2)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import lzma
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 import fa_compiler
@@ -146,8 +148,25 @@ def test_methods_without_a_gradient(name: str, method: str, said: str, tmp_path:
 
 
 def test_there_is_no_gradient_for_ascend(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="its gradient has no form for the graph of one rank"):
+    with pytest.raises(InputError, match="a training graph has no form for single ranks; shard writes one"):
         fa_compiler.compile_for_atc(
             harness.load("train_causal__fxjoint_op18"), tmp_path / "out", "Ascend910B2", sequence_parallel=2
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_weight_of_which_a_dimension_has_the_size_of_the_sequence(tmp_path: Path) -> None:
+    """The refusal says which dimension counts as the sequence, and how to name the inputs that carry it."""
+    path = Path(__file__).parents[2] / "examples" / "models" / "gpt_training.onnx.xz"
+    model = onnx.load_model_from_string(lzma.decompress(path.read_bytes()))
+    said = r"'layers.0.up.weight' of all tokens; dimension 0 of this input has the size 512 .* by --sequence-axis"
+    with pytest.raises(InputError, match=said):
+        fa_compiler.shard(model, tmp_path / "out", 2)
+    result = fa_compiler.shard(model, tmp_path / "out", 2, axes={"tokens": 1, "targets": 1})
+    assert [name for name, axis in result.report.inputs.items() if axis is not None] == ["tokens", "targets"]
+
+
+def test_the_products_that_have_a_gradient_are_named() -> None:
+    model = harness.load("train_causal__fxjoint_op18")
+    declined, *_ = fa_compiler.inspect(model, target="ascend", soc_version="Ascend310P3").blocks
+    assert declined.hint == "A2, A3 and 950 have one: give one of their SoC versions with --soc-version"

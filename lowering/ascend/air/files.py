@@ -45,8 +45,8 @@ def read_message(path: Path) -> Proto:
     """
     size = path.stat().st_size
     if size > MESSAGE_LIMIT:
-        raise AirError(f"{path.name} has {size} bytes, more than the 2 GiB that GE can load; put the weights beside it")
-    return parse_message(path.read_bytes(), path.name)
+        raise AirError(f"{path} has {size} bytes, more than the 2 GiB that GE can load; put the weights beside it")
+    return parse_message(path.read_bytes(), str(path))
 
 
 def parse(data: bytes, folder: Path | None = None, name: str = "the file") -> Model:
@@ -62,7 +62,7 @@ def parse(data: bytes, folder: Path | None = None, name: str = "the file") -> Mo
 
 def read(path: Path) -> Model:
     """The graph of an `.air` file. Raises AirError as `parse` does, and OSError if the file cannot be read."""
-    return _decoded(read_message(path), path.parent, path.name)
+    return _decoded(read_message(path), path.parent, str(path))
 
 
 def rejections(proto: Proto) -> Iterator[FileDiagnostic]:

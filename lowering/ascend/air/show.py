@@ -38,7 +38,7 @@ def tensor(desc: TensorDesc) -> str:
     if desc.shape is not None:
         sizes = ", ".join("?" if size < 0 else str(size) for size in desc.shape)
     bounds = ""
-    if desc.ranges is not None:
+    if desc.ranges is not None and any(low != high for low, high in desc.ranges):
         bounds = " in " + ", ".join(f"{low}..{'' if high < 0 else high}" for low, high in desc.ranges)
     return f"{desc.dtype.removeprefix('DT_').lower()}[{sizes}]{bounds}"
 

@@ -45,6 +45,8 @@ TOO_LARGE = Rule("too-large", _REJECTED, "put the weights into a file beside the
 NO_ENDS = Rule("no-ends", _REJECTED, "ATC takes no model without inputs or outputs (E16001)")
 NAME_TWICE = Rule("name-twice", _REJECTED, "give every node a name of its own, other than the inputs' (E13009)")
 NO_PLUGIN = Rule("no-plugin", _REJECTED, "convert the model with `fa-compiler atc --route onnx` (E13010)")
+OTHER_DOMAIN = Rule("no-plugin", _REJECTED, "leave it out, or give --plugin-domain if you have its plugin (E13010)")
+YOUR_PLUGIN = Rule("your-plugin", Severity.NOTE, "compare the results on the device")
 NO_OPSET = Rule("no-opset", _REJECTED, "add the domain to the model's opset_import (E19999)")
 EMPTY_OUTPUT = Rule("empty-output", _REJECTED, "name every output: the parser connects absent inputs with it (E19999)")
 TRAP = Rule("parser-plugin", _REJECTED, "give all inputs of a group, none of them empty (E19999)")
@@ -219,12 +221,15 @@ def _registered(node: onnx.NodeProto, imports: Domains, own: frozenset[str]) -> 
     if domain not in imports:
         yield NO_OPSET(_label(node), f"the model imports no opset of the domain '{domain}'")
     elif not _is_known(domain, node.op_type, imports[domain], own):
-        yield NO_PLUGIN(_label(node), f"no plugin is registered for {domain}::{imports[domain]}::{node.op_type}")
+        rule = NO_PLUGIN if domain in ("ai.onnx", *own) else OTHER_DOMAIN
+        yield rule(_label(node), f"no plugin is registered for {domain}::{imports[domain]}::{node.op_type}")
 
 
 def _is_known(domain: str, op_type: str, version: int, own: frozenset[str]) -> bool:
+    if domain in own and op_type not in operators():
+        return domain != DOMAIN
     if domain in own:
-        return version == VERSION and op_type in operators()
+        return version == VERSION
     return parser.takes("" if domain == "ai.onnx" else domain, op_type, version)
 
 
@@ -243,7 +248,9 @@ def _empty_outputs(graphs: list[onnx.GraphProto]) -> Iterator[FileDiagnostic]:
 
 
 def _node(node: onnx.NodeProto, own: frozenset[str]) -> Iterator[FileDiagnostic]:
-    if node.domain in own:
+    if node.domain in own and node.op_type not in operators():
+        yield YOUR_PLUGIN(_label(node), f"{node.domain}::{node.op_type} is left to your plugin, which is not read here")
+    elif node.domain in own:
         yield from _own(node)
     elif node.op_type in PLUGIN_NODES:
         yield from _around(node)

@@ -128,6 +128,16 @@ def test_a_bias_gets_a_mask_of_nothing() -> None:
     same(proto, result)
 
 
+@pytest.mark.parametrize(("batch", "turned"), [(1, False), (2, False), (2, True)])
+def test_a_bias_of_one_row_is_repeated(batch: int, turned: bool) -> None:
+    """As that of a padding mask: PromptFlashAttention takes a row for each row of the query only."""
+    shapes = {"q": "float16[6,2,64]", "k": "float16[9,2,32]"} if turned else {}
+    proto = model(inputs="q, k, v, m", more=f", float16[{batch},4,1,9] m", attrs=", pse_type = 0", **shapes)
+    result, _ = converted(proto)
+    assert [node.op_type for node in result.graph.node].count("Expand") == 1
+    same(proto, result)
+
+
 def test_the_batch_comes_first() -> None:
     proto = model(q="float16[6,2,64]", k="float16[9,2,32]")
     result, node = converted(proto)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -21,10 +22,11 @@ def test_lines_of_one_kind_are_one() -> None:
     assert Report([], around=[FUSED, DECLINED, gate, FUSED, other]).around_lines == [
         "around attention: 2 RmsNorm, 1 SwiGlu; 17 nodes became 4; "
         "1 of them compute in float32 what the model rounds to 16 bits",
-        "around attention: m: declined: shape: the weight 'w' is long [m], and 1 more like it; try: shorten it",
+        "around attention: m: declined: shape: the weight 'w' is long, and 1 more like it; try: shorten it",
     ]
     assert Report([], around=[DECLINED]).around_lines == [f"around attention: {DECLINED}; try: shorten it"]
     assert Report([]).around_lines == []
+    assert str(replace(DECLINED, culprit="w")).endswith("the weight 'w' is long [w]")
     assert str(FUSED) == "n: RmsNorm, in the place of 7 nodes"
 
 

@@ -185,11 +185,11 @@ def test_two_attentions_that_begin_with_one_state() -> None:
 
 
 DECLINED: dict[str, tuple[int, dict[str, Any], tuple[str, ...], str, str, str | None]] = {
-    "a rule": (5, {"rule": "gated"}, ALL, "A2", "no operator for the rule gated", None),
+    "a rule": (5, {"rule": "gated"}, ALL, "A2", "no operator for the rule gated", "--target ort"),
     "heads of query": (5, {"heads": (4, 2, 2)}, ALL, "A2", "as many heads of key as of query", None),
     "heads of key": (5, {"heads": (4, 4, 2)}, ALL, "A2", "as many heads of key as of query", None),
     "a decay for each key dimension": (5, {"gate": "key"}, ALL, "A2", "only for one token", None),
-    "the type": (5, {}, (), "A2", "computes in bfloat16, and this is FLOAT", "--assume half-attention"),
+    "the type": (5, {}, (), "A2", "computes in bfloat16, and this is float32", "--assume half-attention"),
     "what the numbers are": (5, {}, ALL[:1], "A2", "may overflow", "--assume unit-inputs,slow-decay"),
     "what the numbers of a step are": (1, {}, ALL[:1], "A2", "log decay above 0", "--assume unit-inputs "),
     "the product": (5, {}, ALL, "310P", "not available on Atlas inference", "--target ort"),

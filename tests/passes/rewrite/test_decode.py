@@ -16,6 +16,7 @@ from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import verify
 from fa_compiler.passes import Options, analyse, fuse
 from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes.answer.report import MissedCode
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.rewrite.quantization import match_dequantize
 from tests.passes import running
@@ -214,6 +215,17 @@ def test_ascend_decodes_with_grouped_heads() -> None:
     assert operators(fused(grouped("S"), "ascend")) == ["FlashAttentionScore"]
     assert operators(fused(grouped("S"), "ascend", ("decode",))) == ["IncreFlashAttention"]
     assert operators(fused(model, "ort")) == ["FlashAttentionScore"]
+
+
+def test_a_cann_without_a_prototype_of_the_step() -> None:
+    """The step stays a FlashAttentionScore, and the report says from which CANN on there is more."""
+    (block,) = fuse(ir.from_proto(grouped("1")), Options("ascend", cann="8.0")).blocks
+    assert block.op == "FlashAttentionScore"
+    told = {missed.code: (missed.reason, missed.hint) for missed in block.missed}
+    assert told[MissedCode.NOT_INCRE] == (
+        "no variant of IncreFlashAttention is known for CANN 8.0; the first is of CANN 8.5.0-beta.1",
+        "--cann 8.5.0-beta.1 or newer, if your CANN is",
+    )
 
 
 @pytest.mark.parametrize(

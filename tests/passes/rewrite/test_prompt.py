@@ -12,7 +12,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from fa_compiler.op_registry import verify
-from fa_compiler.passes import Options, Report, fuse
+from fa_compiler.passes import Block, Options, Report, fuse
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import remember_versions
@@ -133,6 +133,18 @@ def test_declined(case: str) -> None:
     assert block.status == "declined"
     assert phrase in (block.reason or "")
     assert [node.op_type for node in result.graph.node] == [node.op_type for node in proto.graph.node]
+
+
+def test_a_cann_without_a_prototype() -> None:
+    """The attention is declined, and the rest of the model goes on. What is advised helps."""
+
+    def block(cann: str) -> Block:
+        return fuse(ir.from_proto(model()), Options("ascend", "310P", cann)).blocks[0]
+
+    older = block("8.3")
+    assert older.reason == "no variant of PromptFlashAttention is known for CANN 8.3; the first is of CANN 8.5.0-beta.1"
+    assert older.hint == "--cann 8.5.0-beta.1 or newer, if your CANN is"
+    assert block("8.5.0-beta.1").status == "fused"
 
 
 @pytest.mark.parametrize(
