@@ -642,6 +642,18 @@ thread.join()
     assert (done.returncode, done.stdout) == (0, "7\n"), done.stderr
 
 
+def test_an_option_that_the_provider_does_not_have(seen: provider.Overheard, capfd: pytest.CaptureFixture[str]) -> None:
+    """A misspelt option would be heeded by nobody. The log says so, and the session runs."""
+    model = attention()
+    for given in ({"pln": "model.plan"}, {"plan": ""}, {}):
+        options = ort.SessionOptions()
+        options.log_severity_level = WARNINGS
+        options.add_provider_for_devices(fa_compiler.register_provider(), given)
+        session = ort.InferenceSession(model.SerializeToString(), options)
+        assert ("the provider has no option 'pln'; its option is 'plan'" in logged(capfd)) == ("pln" in given)
+        agree(session, model)
+
+
 @pytest.mark.parametrize("kind", ["raises", "gives another model", "gives too few sizes"])
 def test_a_failure_leaves_the_session_as_it_is(
     kind: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -76,6 +76,7 @@ inline constexpr Slot<Status*(const ValueInfo*, const char**)> GetValueInfoName{
 inline constexpr Slot<Status*(const ValueInfo*, const TypeInfo**)> GetValueInfoTypeInfo{290};
 inline constexpr Slot<void(KeyValuePairs**)> CreateKeyValuePairs{295};
 inline constexpr Slot<void(KeyValuePairs*, const char*, const char*)> AddKeyValuePair{296};
+inline constexpr Slot<void(const KeyValuePairs*, const char* const**, const char* const**, size_t*)> GetKeyValuePairs{298};
 inline constexpr Slot<void(KeyValuePairs*)> ReleaseKeyValuePairs{300};
 inline constexpr Slot<Status*(const Env*, const EpDevice* const**, size_t*)> GetEpDevices{303};
 inline constexpr Slot<Status*(SessionOptions*, Env*, const EpDevice* const*, size_t, const char* const*, const char* const*, size_t)> SessionOptionsAppendExecutionProvider_V2{304};
@@ -118,6 +119,7 @@ inline constexpr Slot<Status*(const OpAttr*, const char**)> OpAttr_GetName{364};
 inline constexpr Slot<Status*(const Node*, size_t*)> Node_GetNumSubgraphs{365};
 inline constexpr Slot<Status*(const Node*, const Graph**, size_t, const char**)> Node_GetSubgraphs{366};
 inline constexpr Slot<Status*(const Node*, const char**)> Node_GetEpName{368};
+inline constexpr Slot<Status*(const SessionOptions*, KeyValuePairs**)> GetSessionOptionsConfigEntries{379};
 // Since 1.24.
 inline constexpr Slot<bool(const TensorInfo*)> TensorTypeAndShape_HasShape{390};
 

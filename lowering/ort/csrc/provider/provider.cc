@@ -21,6 +21,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -46,6 +47,8 @@ namespace {
 
 constexpr const char* kVendor = "fa_compiler";
 
+// How ONNX Runtime names the provider's options among those of the session.
+constexpr std::string_view kOptions = "ep.facompilerexecutionprovider.";
 // Where the plans are: an option of the session, and a variable of the environment for sessions without it.
 constexpr const char* kPlanOption = "ep.facompilerexecutionprovider.plan";
 constexpr const char* kPlanVariable = "FA_COMPILER_PLAN";
@@ -253,6 +256,23 @@ std::optional<Plans> plans_of(ort::Api api, const std::string& runtime, const or
   }
   if (place.empty()) return std::nullopt;
   return Plans(place, runtime);
+}
+
+// Warns of options that the provider does not have, such as a misspelt one.
+void warn_of_unknown(ort::Api api, const ort::SessionOptions* options, const ort::Logger* logger) {
+  ort::KeyValuePairs* pairs = nullptr;
+  check(api, ort::GetSessionOptionsConfigEntries(api, options, &pairs));
+  const PairsPtr owner(pairs, {api});
+  const char* const *keys = nullptr, *const *values = nullptr;
+  size_t count = 0;
+  ort::GetKeyValuePairs(api, pairs, &keys, &values, &count);
+  for (size_t i = 0; i < count; ++i) {
+    const std::string_view key = keys[i];
+    if (key.substr(0, kOptions.size()) != kOptions || key == kPlanOption) continue;
+    const std::string name(key.substr(kOptions.size()));
+    if (name == kBringsOperators) continue;
+    log(api, logger, ort::Severity::warning, ("the provider has no option '" + name + "'; its option is 'plan'").c_str());
+  }
 }
 
 // Whether a session writes the compiled graphs of its providers to a file. It is left alone.
@@ -485,6 +505,7 @@ Factory::Factory(ort::Api api, const std::string& runtime, int minor) : api_(api
         *provider = nested_provider();
         return;
       }
+      warn_of_unknown(factory.api_, options, logger);
       if (writes_context(factory.api_, options)) return;
       *provider = new Provider(factory.api_, factory.runtime_, options, logger);
     });
