@@ -77,8 +77,12 @@ def test_a_session_has_the_options_of_its_target() -> None:
     ours = {name: each.default for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}
     assert ours
     assert ours == {name: options_of(Options)[name].default for name in ours}
-    told = re.search(r"`InferenceSession` also takes ([^.]+)\.", (ROOT / "README.md").read_text(encoding="utf-8"))
-    assert told and {*re.findall(r"`(\w+)`", told[1])} == ours.keys(), "README.md: what a session takes"
+    for page, words in (
+        ("README.md", r"`InferenceSession` also takes"),
+        ("docs/api.md", r"A session, `InferenceSession`, takes"),
+    ):
+        told = re.search(words + r" ([^.]+)\.", (ROOT / page).read_text(encoding="utf-8"))
+        assert told and {*re.findall(r"`(\w+)`", told[1])} == ours.keys(), f"{page}: what a session takes"
 
 
 def test_the_command_line_has_the_options_and_their_defaults() -> None:

@@ -91,7 +91,7 @@ class Draw:
         self.wide = self.rng.random() < 0.5
         self.opset = self.rng.choice(OPSETS)
         every = schemas()[self.op]
-        self.domain = self.rng.choice(sorted({each.domain for each in every}))
+        self.domain = self.rng.choice(sorted({each.domain for each in every}) or [""])  # none: a newer operator
         least = self.opset if self.domain == "" else 1
         versions = [each for each in every if each.domain == self.domain and each.version <= least]
         self.schema = max(versions, key=lambda each: each.version) if versions else None

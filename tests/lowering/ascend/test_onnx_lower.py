@@ -173,7 +173,11 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         "have no 4 parts",
     ),
     "old": (7, "g(float[2] x) => (float[2] y) { y = Relu(x) }", "is of opset 7"),
-    "new": (29, "g(float[2] x) => (float[2] y) { y = Relu(x) }", "is of opset 29"),
+    "new": (
+        NEWEST_OPSET + 1,
+        "g(float[2] x) => (float[2] y) { y = Relu(x) }",
+        f"is of opset {NEWEST_OPSET + 1}",
+    ),
     "blocks by columns": (
         28,
         'g(float[1,2,4,4] x) => (float[] y) { y = SpaceToDepth<blocksize = 2, mode = "CRD">(x) }',
