@@ -319,7 +319,22 @@ class DecodingSession:
         )
         if dims and not fits:  # ONNX Runtime takes any shape where none is declared
             wanted = ", ".join(str(size or dim.dim_param or "?") for size, dim in zip(sizes, dims, strict=True))
-            raise InputError(f"{what} '{name}' has the shape {list(array.shape)}, and {self.name} takes [{wanted}]")
+            hint = self._one_by_one(name, sizes, array)
+            raise InputError(
+                f"{what} '{name}' has the shape {list(array.shape)}, and {self.name} takes [{wanted}]{hint}"
+            )
+
+    def _one_by_one(self, name: str, sizes: Sequence[int | None], array: Array) -> str:
+        """What to do with the tokens of a prompt, if these are several for a model that takes one in each run."""
+        rows = self._rows
+        if rows is None or rows.input != name or rows.axis is None or array.ndim != len(sizes):
+            return ""
+        if sizes[rows.axis] != 1 or array.shape[rows.axis] < 2:
+            return ""
+        return (
+            "; it takes one token a step: give those of a prompt one after the other, or take the caches of a model "
+            "for prompts (take_caches)"
+        )
 
     def rewind(self, length: int) -> None:
         """Forget the tokens behind the first `length` ones.

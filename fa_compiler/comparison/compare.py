@@ -227,7 +227,7 @@ def compare_models(
     """
     shared = _are_shared(shared, assume)
     proto, other_proto = read_proto(original), read_proto(other)
-    buffers = () if buffers_of(proto) else buffers_of(other_proto)
+    buffers = _own_buffers(proto, other_proto, f"{original} has its caches in place, and {name or other} has not")
     tolerance = tolerance_for(proto) if rtol is None else rtol
     runner = _loaded(original, proto)
     pairs, advice = _pairing(proto, shared)
@@ -266,6 +266,15 @@ def _loaded(path: Path, proto: onnx.ModelProto) -> Runner:
         return Runner(path, proto, optimise=False)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
         raise InputError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from None
+
+
+def _own_buffers(proto: onnx.ModelProto, other: onnx.ModelProto, swapped: str) -> Sequence[Buffer]:
+    """The caches that are buffers in the other model alone. Raises InputError, which begins with `swapped`, if the
+    first model has buffers, and the other one no input that counts their tokens."""
+    own = buffers_of(proto)
+    if not {buffer.length for buffer in own} <= {info.name for info in graph_inputs(other)}:
+        raise InputError(f"{swapped}; give the original first")
+    return () if own else buffers_of(other)
 
 
 class _Rival:

@@ -264,6 +264,8 @@ class Benchmark(Shown):
         if self.caches:
             first, *others = self.caches
             lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))
+        if self.caches and not self.decode:
+            lines.append("to measure steps of one token, as a decoder is used, give --decode, in Python decode=True")
         lines += [str(cache) for cache in report.caches if cache.reason is not None]
         return [*map(printable, lines), *self.warnings, self.conditions]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.compare import Runner
+from fa_compiler.comparison.decoder import caches_of
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.measuring.figures import LEAST_RUNS, MOST_RUNS, Measure, Timing, timed, turns
@@ -22,15 +23,16 @@ from fa_compiler.model_files.reading import read_proto
 class Runs:
     """The sessions of the original and of the fused model. Raises InputError if ONNX Runtime cannot load them.
 
-    `spare` is the number of tokens that a measurement needs beside its length.
+    `spare` is the number of tokens that a measurement needs beside its length. `caches` are those of the original, by
+    the names of their inputs.
     """
 
     spare = 0
-    caches: tuple[str, ...] = ()
 
     def __init__(self, folder: Path, paths: tuple[Path, Path], threads: int, batch: int) -> None:
         self._folder, self._paths, self._threads, self._batch = folder, paths, threads, batch
         self._proto = read_proto(paths[0])
+        self.caches = tuple(cache.past for cache in caches_of(self._proto))
         try:
             self._runners = [Runner(path, read_proto(path), optimise=True, threads=threads) for path in paths]
         except Exception as error:  # ONNX Runtime's exceptions share no base class of their own

@@ -26,6 +26,7 @@ from fa_compiler.passes.answer.option import read_options
 from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.answer.report import Progress, printable
 from fa_compiler.passes.answer.shown import Shown
+from fa_compiler.passes.in_place import METADATA
 from fa_compiler.passes.parallel.methods import Choice
 from fa_compiler.passes.parallel.options import ParallelOptions, ShardKeywords
 from fa_compiler.passes.parallel.places import Refusal
@@ -154,6 +155,8 @@ def shard(
     loaded = load(model)
     if record_of(loaded.proto, loaded.name) is not None:
         raise InputError(f"{loaded.name} is sharded already; give the model from which it was made")
+    if any(entry.key == METADATA for entry in loaded.proto.metadata_props):
+        raise InputError(f"{loaded.name} has its caches in place; give the model from which it was made")
     check_target(target)
     with without_collections():
         fused, fusion, _ = fuse_loaded(loaded, fusing, progress)

@@ -367,9 +367,8 @@ class Block:
         if not self.heads:
             return ""
         query, key = (str(count or "?") for count in self.heads)
-        if query == key:
-            return f"{query} heads"
-        return f"{query} heads on {key}"
+        told = "1 head" if query == "1" else f"{query} heads"
+        return told if query == key else f"{told} on {key}"
 
     def to_json(self) -> dict[str, Any]:
         """The block as the JSON report holds it."""

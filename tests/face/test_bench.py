@@ -22,6 +22,7 @@ from fa_compiler.measuring.figures import Benchmark, Decoded, Measure, Timing
 from fa_compiler.measuring.limits import largest_length
 from fa_compiler.measuring.runs import Runs
 from fa_compiler.page.gain_page import gain_page
+from tests.graphs import harness
 
 from .builders import attention, limited, plain, saved
 
@@ -97,6 +98,16 @@ def test_the_page_of_a_decoder() -> None:
     assert "<th scope='col'>fused, prompt ms</th>" in text
     assert "<th scope='row'>2,048</th><td>500 <small>1.00-3.00 ms</small></td>" in text
     assert "<li>Behind 2048 keys 31 of 32 tokens are the same; outputs differ by 2e-06, 1e-05 is allowed.</li>" in text
+
+
+@pytest.mark.usefixtures("memory_is_known")
+@pytest.mark.parametrize("name", ["llama_past__tsn_eager_op14", None])
+def test_a_decoder_that_is_measured_in_whole_runs(name: str | None) -> None:
+    """The table names the option that measures it as it is used. A model without caches has no such line."""
+    model = attention() if name is None else harness.load(name)
+    shown = str(fa_compiler.bench(model, [4], threads=1, seconds=0.01))
+    assert ("as a decoder is used, give --decode, in Python decode=True" in shown) == (name is not None)
+    assert ("caches: past_key_0 and 3 more" in shown) == (name is not None)
 
 
 @pytest.mark.usefixtures("memory_is_known")

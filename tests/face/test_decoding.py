@@ -420,6 +420,16 @@ def test_faults_of_a_step(inputs: Any, said: str) -> None:
     assert session.length == 2
 
 
+def test_a_prompt_for_a_model_of_one_token() -> None:
+    """The message says what to do with the tokens; an array that is wrong otherwise has no such advice."""
+    session = fa_compiler.DecodingSession(harness.load(ONE_TOKEN))
+    with pytest.raises(InputError, match=r"takes \[s2, 1\]; it takes one token a step: give those of a prompt one"):
+        session.step({"input_ids": [[1, 2]]})
+    for given in ([1], [[[1]]]):
+        with pytest.raises(InputError, match=r"takes \[s2, 1\]$"):
+            session.step({"input_ids": given})
+
+
 @pytest.mark.parametrize("form", ["original", "in place"])
 def test_positions_that_the_model_does_not_have(form: str) -> None:
     """GPT-2 has a table of 64; rotary tables are known to ONNX Runtime alone."""

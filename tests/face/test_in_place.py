@@ -121,6 +121,13 @@ def test_a_fused_file_gets_its_buffers_later(step: Path, tmp_path: Path, capsys:
     assert fa_compiler.verify(step, later).same
 
 
+def test_the_original_comes_first(step: Path, tmp_path: Path) -> None:
+    """The other way round a run of ONNX Runtime would fail, for an input that only one of them has."""
+    fa_compiler.optimize(step, tmp_path / "fused.onnx", in_place_caches=True)
+    with pytest.raises(InputError, match=r"fused.onnx has its caches in place, and .* has not; give the original"):
+        fa_compiler.verify(tmp_path / "fused.onnx", step)
+
+
 def test_a_model_without_caches_is_told(tmp_path: Path) -> None:
     model = decoder()
     for place in (4, 3):

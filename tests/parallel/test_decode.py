@@ -438,6 +438,13 @@ def refused(model: onnx.ModelProto | bytes, folder: Path, **options: Any) -> str
     return str(caught.value)
 
 
+def test_a_file_with_its_caches_in_place(tmp_path: Path) -> None:
+    """The message names what to divide in its place. The word of an operator's input would be no help."""
+    name = "llama_past__tsn_sdpa_op17"
+    written = fa_compiler.optimize(content(name), tmp_path / "in_place.onnx", in_place_caches=True).model
+    assert "has its caches in place; give the model from which it was made" in refused(written, tmp_path)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     llama = content("llama_past__tsn_sdpa_op17")
     assert "ring is not possible: its keys are those of caches, of which each rank has" in refused(

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes import Code, Options, fuse
+from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.fusion import NEWEST_OPSET
 from tests.passes.running import (
     PRODUCT_PV,
@@ -177,6 +178,14 @@ def test_json() -> None:
         reasoned = block["status"] != "fused"
         assert all((block[name] is not None) == reasoned for name in ("code", "reason", "culprit"))
         assert all((block[name] is None) == reasoned for name in ("op", "node", "layout", "mask", "heads"))
+
+
+@pytest.mark.parametrize(
+    "heads, told", [((1, 1), "1 head"), ((4, 4), "4 heads"), ((4, 1), "4 heads on 1"), ((1, 4), "1 head on 4")]
+)
+def test_heads_in_words(heads: tuple[int, int], told: str) -> None:
+    block = Block(0, "forward", "softmax", "fused", op="FlashAttentionScore", layout="BSH", heads=heads)
+    assert block.what == f"FlashAttentionScore, BSH, {told}"
 
 
 def test_every_code_says_what_it_means() -> None:
