@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -62,6 +63,15 @@ def added_by_mask(report: Report, tokens: int) -> int:
     return max((each.added_bytes(tokens) for each in missed), default=0)
 
 
+def still_held(report: Report) -> str:
+    """Which attentions hold their scores as before, because they were declined; empty where there are none."""
+    declined = (block for block in report.blocks if block.status == "declined")
+    count = sum(block.kind not in ("backward", *WITHOUT_SOFTMAX) for block in declined)
+    if count == 1:
+        return "the declined attention holds its own as before"
+    return f"the {count} declined attentions hold theirs as before" if count else ""
+
+
 def in_all(saved: int, added: int) -> str:
     """What the saved and the added bytes are together."""
     return f"{in_units(saved - added)} less" if saved > added else "no less"
@@ -95,18 +105,22 @@ def gain_line(report: Report, before: onnx.ModelProto, after: onnx.ModelProto) -
     fused = [block for block in report.blocks if block.status == "fused" and block.kind != "backward"]
     if not fused:
         return None
-    line, scores = f"{nodes_of(before):,} nodes before, {nodes_of(after):,} after", largest_scores(report)
-    if scores is None:
-        return line
+    parts = [f"{nodes_of(before):,} nodes before, {nodes_of(after):,} after"]
+    if scores := largest_scores(report):
+        parts += [_saved(report, fused, scores, before), still_held(report)]
+    return "; ".join(filter(None, parts))
+
+
+def _saved(report: Report, fused: Sequence[Block], scores: Scores, before: onnx.ModelProto) -> str:
     shapes = _fixed_shapes(before)
     scored = [block for block in fused if block.kind not in WITHOUT_SOFTMAX]
     sizes = [shapes[block.anchor] for block in scored if block.anchor in shapes]
     if sizes and len(sizes) == len(scored):
         largest = max(_bytes_of(*shape) for shape in sizes)
-        return f"{line}; up to {in_units(largest)} of scores and probabilities are not held any more"
+        return f"up to {in_units(largest)} of scores and probabilities are not held any more"
     where = f"at {TOKENS:,} tokens" if scores.is_open else "for each sequence"
     saved, added = scores.count_bytes(TOKENS), added_by_mask(report, TOKENS)
-    line += f"; {where} {in_units(saved)} of scores and probabilities are not held any more"
+    line = f"{where} {in_units(saved)} of scores and probabilities are not held any more"
     return f"{line}, and a mask takes {in_units(added)} more: {in_all(saved, added)} in all" if added else line
 
 

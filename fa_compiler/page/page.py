@@ -19,7 +19,7 @@ from fa_compiler import shell
 from fa_compiler.comparison.decoder import caches_of
 from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
-from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of
+from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of, still_held
 from fa_compiler.page.provenance import Provenance, Written
 from fa_compiler.page.wording import link_to, unbroken, worded
 from fa_compiler.passes import Block, Report
@@ -198,6 +198,8 @@ def _memory(report: Report, scores: Scores) -> Iterator[str]:
         f"<p>{size} is the size of the scores and the probabilities of one attention with {of}, in float32. The model "
         "holds all of them at once. The fused operator holds a small part of them at a time.</p>"
     )
+    if held := still_held(report):
+        yield f"<p>{held[0].upper()}{held[1:]}, so the model may need no less memory than it did.</p>"
     if not scores.is_open:
         if added := added_by_mask(report, 0):
             taken = f"A mask takes {in_units(added)} more, because the operator takes it in full only"

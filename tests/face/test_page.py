@@ -431,6 +431,20 @@ def test_a_page_and_its_measurement_know_each_other(page: str, gain: str) -> Non
     assert page_beside(Path("folder", gain)) == Path("folder", page)
 
 
+def test_a_declined_attention_holds_its_scores() -> None:
+    """Beside what the fused attention saves: the memory of the model may be what it was."""
+    model = onnx.load(EXAMPLES / "bert.onnx")
+    probabilities = next(node.output[0] for node in model.graph.node if node.op_type == "Softmax")
+    model.graph.output.append(helper.make_tensor_value_info(probabilities, onnx.TensorProto.FLOAT, [None] * 4))
+    result = fa_compiler.optimize(model)
+    assert isinstance(result.model, onnx.ModelProto)
+    line = gain_line(result.report, model, result.model)
+    assert line is not None
+    assert line.endswith("are not held any more; the declined attention holds its own as before")
+    text = _Page(page(Drawn.of(result.report, load(model), result.model))).text
+    assert "The declined attention holds its own as before, so the model may need no less memory than it did." in text
+
+
 def test_a_mask_that_is_expanded_counts() -> None:
     """What it adds is taken from what the scores do not need any more."""
     model = onnx.load(EXAMPLES / "bert.onnx")
