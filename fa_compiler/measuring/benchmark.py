@@ -74,7 +74,17 @@ def bench(
         _check_fused(report)
         sessions = partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)
         runs = sessions(paths=paths, threads=threads, batch=chosen.batch)
-        begun = Benchmark(report, (), chosen.batch, threads or os.cpu_count() or 1, caches=runs.caches, decode=decode)
+        begun = Benchmark(
+            report,
+            (),
+            chosen.batch,
+            threads or os.cpu_count() or 1,
+            caches=runs.caches,
+            decode=decode,
+            fixed=() if isinstance(runs, Steps) else runs.fixed(),
+        )
+        if "length" in begun.fixed:
+            del wanted[1:]
         made = _Made(runs, begun, chosen.seconds, progress, found)
         try:
             made.measure(wanted)
@@ -144,7 +154,7 @@ class _Made:
     def measure(self, wanted: Sequence[int]) -> None:
         """Measure these lengths, and the largest one that runs in the place of those that are too large."""
         for count, length in enumerate(wanted):
-            self._tell(f"{length} tokens", count, len(wanted))
+            self._tell(self.benchmark.at(length), count, len(wanted))
             most = self.benchmark.most
             if most is not None and length + self._runs.spare > most:
                 self._add(Measure(length, fault=self._limit))
@@ -164,7 +174,7 @@ class _Made:
         error = self._runs.fault(measure.length)
         if error is None:
             return replace(measure, fault=f"only the fused model does not run: {measure.fault}")
-        if is_out_of_memory(error):
+        if is_out_of_memory(error) or "length" in self.benchmark.fixed:
             return replace(measure, fault=f"the model does not run: {measure.fault}")
         ran = [each.length for each in self.benchmark.measures if each.fault is None]
         largest = largest_length(lambda length: self._runs.fault(length) is None, ran, measure.length)

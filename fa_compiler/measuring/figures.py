@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 
 from fa_compiler.passes import Report
-from fa_compiler.passes.answer.report import printable
+from fa_compiler.passes.answer.report import first_of, printable
 from fa_compiler.passes.answer.shown import Shown
 
 LEAST_RUNS, MOST_RUNS = 5, 1000
@@ -161,7 +161,8 @@ class Benchmark(Shown):
     """The measures, and the conditions they were made under.
 
     `report` tells what was fused. `most` is the number of tokens that the model takes at most, if a length is larger.
-    `caches` are those of a decoder, by the names of their inputs.
+    `caches` are those of a decoder, by the names of their inputs. `fixed` has "length" or "batch" where the model
+    itself fixes these sizes, so that what was asked for has no effect.
     """
 
     report: Report
@@ -172,6 +173,7 @@ class Benchmark(Shown):
     most: int | None = None
     decode: bool = False
     caches: tuple[str, ...] = ()
+    fixed: tuple[str, ...] = ()
 
     @property
     def measured(self) -> tuple[Measure, ...]:
@@ -185,12 +187,23 @@ class Benchmark(Shown):
         for each in self.measures:
             if each.fault is not None:
                 lengths.setdefault(each.fault, []).append(str(each.length))
+        if "length" in self.fixed:
+            return tuple(lengths)
         return tuple(f"{_joined(each)} {self.unit}: {fault}" for fault, each in lengths.items())
 
     @property
     def unit(self) -> str:
         """What the lengths count."""
         return "cached keys" if self.decode else "tokens"
+
+    def at(self, length: int) -> str:
+        """A length in words, such as "2,048 tokens"."""
+        return "the sizes of the model" if "length" in self.fixed else f"{length:,} {self.unit}"
+
+    @property
+    def batch_in_words(self) -> str:
+        """The batch of the runs."""
+        return "the batch of the model" if "batch" in self.fixed else f"batch {self.batch}"
 
     def to_json(self) -> dict[str, Any]:
         """The benchmark in schema 1; times are in milliseconds, memory in bytes."""
@@ -203,6 +216,7 @@ class Benchmark(Shown):
             "fused": self.report.fused_attentions,
             "attentions": self.report.attentions,
             "decode": self.decode,
+            "fixed": list(self.fixed),
             "caches": list(self.caches),
             "most_tokens": self.most,
             "measures": [each.to_json(self.batch) for each in self.measures],
@@ -216,14 +230,14 @@ class Benchmark(Shown):
         if self.decode:
             median, runs = "the speed is that of the median step", "steps"
         return (
-            f"onnxruntime {self.runtime} with all its optimisations, batch {self.batch}, {threads}; both models run in "
-            f"turns; {median}; eight of ten {runs} lie between the numbers in brackets; memory is the peak of a "
+            f"onnxruntime {self.runtime} with all its optimisations, {self.batch_in_words}, {threads}; both models run "
+            f"in turns; {median}; eight of ten {runs} lie between the numbers in brackets; memory is the peak of a "
             "process that runs the model"
         )
 
     @property
     def _short(self) -> str:
-        ratios = (f"{each.ratio:.2f} x at {each.length} {self.unit}" for each in self.measured)
+        ratios = (f"{each.ratio:.2f} x at {self.at(each.length)}" for each in self.measured)
         return printable(f"{self.report.model}: {', '.join(ratios) or 'no length was measured'}")
 
     @property
@@ -236,7 +250,8 @@ class Benchmark(Shown):
         for measure in self.measured:
             sides = measure.sides
             memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
-            rows.append([str(measure.length), *map(str, sides), f"{measure.ratio:.2f} x", *memory])
+            length = "fixed" if "length" in self.fixed else str(measure.length)
+            rows.append([length, *map(str, sides), f"{measure.ratio:.2f} x", *memory])
         return rows
 
     @property
@@ -259,7 +274,7 @@ class Benchmark(Shown):
     @property
     def _lines(self) -> list[str]:
         report = self.report
-        lines = [*self.faults, *(line for measure in self.measured for line in measure.agreement)]
+        lines = [*self.faults, *self.sizes, *(line for measure in self.measured for line in measure.agreement)]
         lines.append(f"{report.model}: {report.fused_attentions} of {report.attentions} attentions fused")
         if self.caches:
             first, *others = self.caches
@@ -270,14 +285,23 @@ class Benchmark(Shown):
         return [*map(printable, lines), *self.warnings, self.conditions]
 
     @property
+    def sizes(self) -> list[str]:
+        """The sentence about sizes that the model fixes; none where it leaves the length open."""
+        if "length" not in self.fixed or not self.measured:
+            return []
+        shapes = [f"{name} {list(shape)}" for name, shape in self.measured[0].shapes]
+        return [f"the model fixes its length, and was measured at its own sizes: {first_of(shapes)}"]
+
+    @property
     def warnings(self) -> list[str]:
         """The sentence about lengths whose runs differ so much that their figures say little."""
         lengths = [str(each.length) for each in self.measured if not each.is_steady]
         if not lengths:
             return []
         fewer = ", or with one thread" if self.threads > 1 else ""
+        what = "it was" if "length" in self.fixed else f"{_joined(lengths)} {self.unit} were"
         return [
-            f"the machine did other work while {_joined(lengths)} {self.unit} were measured: the runs of one model "
+            f"the machine did other work while {what} measured: the runs of one model "
             f"differ by more than {UNSTEADY:g} times, so these figures say little; measure again{fewer}"
         ]
 

@@ -38,6 +38,18 @@ class Runs:
         except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
             raise InputError(f"ONNX Runtime cannot load {paths[0]}: {one_line(error)}") from None
 
+    def fixed(self) -> tuple[str, ...]:
+        """Which of "length" and "batch" the model fixes: inputs for other ones have the same shapes."""
+        try:
+            shapes, longer, more = (self._shapes(length, batch) for length, batch in ((128, 1), (512, 1), (128, 2)))
+        except InputError:  # it is told of the lengths that are wanted
+            return ()
+        return tuple(size for size, other in (("length", longer), ("batch", more)) if other == shapes)
+
+    def _shapes(self, length: int, batch: int) -> list[tuple[int, ...]]:
+        feeds = random_inputs(self._proto, str(self._paths[0]), batch=batch, length=length)
+        return [array.shape for array in feeds.values()]
+
     def fault(self, length: int) -> Exception | None:
         """Why the original does not run at a length; None if it does."""
         try:

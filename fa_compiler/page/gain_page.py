@@ -55,25 +55,25 @@ def gain_page(measured: Benchmark, made: Provenance | None = None, place: Path |
 
 
 def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> Iterator[str]:
-    ran, unit = measured.measured, measured.unit
-    yield f'<p class="verdict">{escape(_verdict(ran, unit))}</p>'
+    ran, at = measured.measured, measured.at
+    yield f'<p class="verdict">{escape(_verdict(ran, at))}</p>'
     fused = f"{measured.report.fused_attentions} of {measured.report.attentions} attentions are fused"
     yield f'<p class="note">{fused}{_link(measured, place)}.</p>'
     yield from (f"<p>{_sentence(warning)}</p>" for warning in measured.warnings)
     if ran:
         yield f"<h2>{'Time of a step of one token' if measured.decode else 'Time of a run'}</h2>"
-        yield from _plot(ran, unit, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
+        yield from _plot(ran, at, "ms", lambda timing: timing.median, lambda timing: (timing.low, timing.high))
         yield "<h2>Peak memory</h2>"
-        yield from _plot(ran, unit, "MiB", lambda timing: timing.memory / MIB, None)
+        yield from _plot(ran, at, "MiB", lambda timing: timing.memory / MIB, None)
         yield from _table(measured._rows)
         yield from _agreement(measured)
-    yield from (f"<p>{_sentence(fault)}</p>" for fault in measured.faults)
+    yield from (f"<p>{_sentence(line)}</p>" for line in (*measured.faults, *measured.sizes))
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
-        f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, batch {measured.batch}, '
-        f"{threads}. Both models run in turns. A bar shows the median. Eight of ten runs lie within the thin line; a "
-        "line that is too long is cut off at the right. Each length has a scale of its own. Memory is the peak of a "
-        "process that runs the model.</p>"
+        f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, '
+        f"{measured.batch_in_words}, {threads}. Both models run in turns. A bar shows the median. Eight of ten runs "
+        "lie within the thin line; a line that is too long is cut off at the right. Each length has a scale of its "
+        "own. Memory is the peak of a process that runs the model.</p>"
     )
     if made is not None:
         yield from made.section()
@@ -89,18 +89,18 @@ def _link(measured: Benchmark, place: Path | None) -> str:
     return f"; {link_to(page.name)} shows them"
 
 
-def _verdict(ran: Sequence[Measure], unit: str) -> str:
+def _verdict(ran: Sequence[Measure], at: Callable[[int], str]) -> str:
     """The best length, of those that were measured while the machine did no other work if there are such lengths."""
     if not ran:
         return "No length could be measured."
     steady = [measure for measure in ran if measure.is_steady]
     best = max(steady or ran, key=lambda measure: measure.ratio or 0.0)
-    return f"{best.ratio:.2f} times as fast at {best.length:,} {unit}"
+    return f"{best.ratio:.2f} times as fast at {at(best.length)}"
 
 
 def _plot(
     ran: Sequence[Measure],
-    unit: str,
+    at: Callable[[int], str],
     of_size: str,
     size: Callable[[Timing], float],
     spread: Callable[[Timing], tuple[float, float]] | None,
@@ -108,7 +108,7 @@ def _plot(
     """Two bars for each length."""
     yield '<div class="plot">'
     for measure in ran:
-        yield f"<p>{measure.length:,} {unit}</p>"
+        yield f"<p>{at(measure.length)}</p>"
         percent = LONGEST / max(*map(size, measure.sides), 1e-9)
         for kind, timing in zip(("original", "fused"), measure.sides, strict=True):
             bar = f'<span class="bar {kind}" style="width:{size(timing) * percent:.2f}%"></span>'
@@ -131,7 +131,8 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield "</tr></thead><tbody>"
     for length, *cells in rest:
         told = (re.sub(r" \((.*)\)", r" <small>\1</small>", cell) for cell in cells)
-        yield f"<tr><th scope='row'>{int(length):,}</th>{''.join(f'<td>{cell}</td>' for cell in told)}</tr>"
+        row = f"{int(length):,}" if length.isdecimal() else length
+        yield f"<tr><th scope='row'>{row}</th>{''.join(f'<td>{cell}</td>' for cell in told)}</tr>"
     yield "</tbody></table></div>"
 
 

@@ -112,8 +112,22 @@ def test_a_decoder_that_is_measured_in_whole_runs(name: str | None) -> None:
 
 @pytest.mark.usefixtures("memory_is_known")
 def test_fixed_sizes_are_measured_once() -> None:
-    (only,) = fa_compiler.bench(attention(batch=2, length=8), [4, 8], seconds=0.01).measures
+    """They are told as they are: neither the length nor the batch that was asked for has an effect."""
+    measured = fa_compiler.bench(attention(batch=2, length=8), [4, 16], batch=3, seconds=0.01)
+    (only,) = measured.measures
     assert dict(only.shapes)["query"] == (2, 4, 8, 16)
+    assert measured.fixed == ("length", "batch")
+    shown, html = str(measured), gain_page(measured)
+    assert "\nfixed " in shown and ", the batch of the model, " in shown
+    told = "he model fixes its length, and was measured at its own sizes: query [2, 4, 8, 16]"
+    assert f"\nt{told}" in shown and f"<p>T{told}" in html
+    assert "times as fast at the sizes of the model" in html and "<th scope='row'>fixed</th>" in html
+    assert "4 tokens" not in shown + html and "batch 3" not in shown + html
+    batch = fa_compiler.bench(attention(batch=1), [4], batch=3, seconds=0.01)
+    assert batch.fixed == ("batch",) and "\n4 " in str(batch)
+    disturbed = replace(only, original=Timing(1.0, 1.0, 9.0, 0))
+    assert "other work while it was measured" in replace(measured, measures=(disturbed,)).warnings[0]
+    assert replace(measured, measures=(Measure(4, fault="it fails"),)).faults == ("it fails",)
 
 
 @pytest.mark.usefixtures("memory_is_known")
