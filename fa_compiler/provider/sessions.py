@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import sys
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -133,6 +134,8 @@ class Sessions:
         """Call a method that makes the session, and write down what became of it. The method gets the lists of
         providers if there is an `other` wish, and else none."""
         other = other or self._extend(options)
+        if other is None:
+            _warn_of_missing(providers)
         arguments = (None, None) if other is None else (providers, provider_options)
         with provider.overhear() as heard:
             try:
@@ -161,8 +164,7 @@ class Sessions:
             return "it disables optimizers"
         if options not in self._extended and getattr(options, "has_providers", bool)():
             return "the options name a provider"
-        names = (each if isinstance(each, str) else each[0] for each in providers or ())
-        others = [name for name in names if name not in _PLAIN and name in ort.get_available_providers()]
+        others = [name for name in _names(providers) if name not in _PLAIN and name in ort.get_available_providers()]
         return f"it names {others[0]}" if others else None  # ONNX Runtime leaves out what it does not have
 
     def _extend(self, options: ort.SessionOptions) -> str | None:
@@ -225,6 +227,20 @@ class Sessions:
         reports = [made.report for made in self.made if made.report is not None]
         fused = [_fused(reports)] if reports else []
         return "; ".join([", ".join([_count(self.with_provider, "session"), *fused]), *_others(self.made)])
+
+
+def _names(providers: Sequence[Any] | None) -> list[str]:
+    """The names in a list of providers, of which each may have its options beside it."""
+    return [each if isinstance(each, str) else each[0] for each in providers or ()]
+
+
+def _warn_of_missing(providers: Sequence[Any] | None) -> None:
+    """Warn of providers that are not there, as ONNX Runtime does where it is given the list."""
+    available = ort.get_available_providers()
+    for name in _names(providers):
+        if name not in (*available, provider.PROVIDER):
+            told = f"Specified provider '{name}' is not in available provider names. Available providers: "
+            warnings.warn(f"{told}'{', '.join(available)}'", stacklevel=5)  # the caller of InferenceSession
 
 
 def _name(path_or_bytes: Any) -> str:

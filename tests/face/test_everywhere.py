@@ -78,10 +78,12 @@ def test_values_of_the_variable(value: str, provider: str, told: str, folder: Pa
 
 
 def test_a_list_with_a_provider_that_is_not_there(folder: Path) -> None:
-    """Libraries pass such lists; ONNX Runtime leaves out what it does not have."""
+    """Libraries pass such lists; ONNX Runtime leaves out what it does not have, and warns of it. So do we."""
     named = 'ort.InferenceSession("attention.onnx", providers=["CUDAExecutionProvider", "CPUExecutionProvider"])'
-    lines, _ = run(f"import onnxruntime as ort\nprint({named}.get_providers()[0])", folder, FA_COMPILER_PROVIDER="1")
+    program = f"import onnxruntime as ort\nprint({named}.get_providers()[0])"
+    lines, told = run(program, folder, FA_COMPILER_PROVIDER="1")
     assert lines == [FUSED]
+    assert "Specified provider 'CUDAExecutionProvider' is not in available provider names" in told
 
 
 def test_without_the_variable_nothing_is_imported(folder: Path) -> None:
