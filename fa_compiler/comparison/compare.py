@@ -51,7 +51,7 @@ from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
-from fa_compiler.model_files.reading import read_proto
+from fa_compiler.model_files.reading import check_weights, read_proto
 from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
@@ -265,6 +265,7 @@ def _loaded(path: Path, proto: onnx.ModelProto) -> Runner:
     try:
         return Runner(path, proto, optimise=False)
     except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
+        check_weights(path)
         raise InputError(f"ONNX Runtime cannot load {path}: {one_line(error)}") from None
 
 
@@ -303,8 +304,8 @@ class _Rival:
     def run(self, feeds: Mapping[str, np.ndarray], first: Mapping[str, Any], beside: str) -> dict[str, Any]:
         """The outputs. Those of buffers have the rows that the outputs `first` of the original have.
 
-        Raises InputError if the library is missing, and CannotRunError if the model does not run; `beside` says in
-        which round.
+        Raises InputError if the library or a file with weights is missing, and CannotRunError if the model does not
+        run; `beside` says in which round.
         """
         try:
             if self._runner is None:
@@ -313,6 +314,8 @@ class _Rival:
         except LibraryUnusable as error:
             raise InputError(str(error)) from None
         except Exception as error:
+            if self._runner is None:
+                check_weights(self._path)
             reason = one_line(error) + self._advice
             message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {reason}"
             if missing := without_kernel(self._proto):

@@ -134,6 +134,14 @@ def read_proto(path: Path) -> onnx.ModelProto:
     return proto
 
 
+def check_weights(path: Path) -> None:
+    """Raise InputError if a file with weights of a model is missing, too short, or outside the model's folder."""
+    read, folder = _read(path), Folder.of(path)
+    for index, tensor in enumerate(all_tensors(read.proto)):  # the initializers of the main graph come first
+        if is_external(tensor) and index not in read.kept_in_file:
+            check_external(tensor, folder, str(path))
+
+
 def _check_expansion(proto: onnx.ModelProto, name: str) -> None:
     if (problem := excess(proto)) is not None:
         raise InputError(f"{name} cannot be processed: {problem}")

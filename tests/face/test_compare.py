@@ -24,7 +24,7 @@ from fa_compiler.comparison.feeds import LENGTH, load_inputs, random_inputs
 from fa_compiler.comparison.masks import mask_kinds
 from fa_compiler.errors import InputError
 
-from .builders import attention, feeds, plain, saved
+from .builders import attention, feeds, plain, projected, saved
 
 NAN, INF = float("nan"), float("inf")
 
@@ -548,3 +548,15 @@ def test_masks_that_are_said_to_be_binary_hold_nothing_else() -> None:
     binary = [kind.name for kind in mask_kinds(given, ("binary-masks",))]
     assert "masks with numbers from -1 to 2" in every
     assert binary == ["masks of ones", "masks with zeros in a whole row"]
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    """A model without the file of its weights is bad input, and the message names the file."""
+    whole, _ = projected(tmp_path / "whole")
+    path, _ = projected(tmp_path / "alone")
+    data = path.with_name("weights.bin")
+    data.unlink()
+    for first, second in ((whole, path), (path, whole)):
+        with pytest.raises(InputError) as caught:
+            fa_compiler.verify(first, second)
+        assert str(caught.value).startswith(f"{path}: tensor 'w' needs ") and str(data) in str(caught.value)
