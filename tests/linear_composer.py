@@ -28,6 +28,11 @@ LAYOUTS = {"bhtd": (0, 1, 2, 3), "bthd": (0, 2, 1, 3), "tbhd": (1, 2, 0, 3)}
 class Change:
     """What differs from the recurrence; nothing by default."""
 
+    # At one number of tokens, or for some inputs.
+    turns: str = ""
+    """How the number of tokens at which the output is twice as large is spelled (`TURNS`)."""
+    divided: bool = False
+    """Is the output multiplied and divided by a number that is 0 for many tokens?"""
     # In one token.
     memory_key: str = "k"
     memory_state: str = "decayed"
@@ -84,6 +89,9 @@ class Change:
     """Are the decays summed over all chunks?"""
 
 
+TURNS = ("equal", "quotients", "multiple", "table", "wraps", "power", "remainders", "squares")
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A model."""
@@ -116,6 +124,8 @@ class Recipe:
     """Is a correction of rank one subtracted?"""
     is_gated: bool = False
     """Is r times p written, element by element, instead of p?"""
+    turn: int = 77
+    """The number of tokens at which the change `turns` shows."""
 
     @property
     def has_decay(self) -> bool:
@@ -318,6 +328,7 @@ class Model:
         output, last = make.get(recipe.form, self._chunks)(given, state)
         if recipe.change.last == "first":
             last = state
+        output = self._turned(output)
         nodes.made.append(helper.make_node("Identity", [self._left(output)], ["o"]))
         nodes.made.append(helper.make_node("Identity", [last], ["s"]))
         inputs = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in self._shapes.items()]
@@ -405,6 +416,45 @@ class Model:
                 first = nodes.cut(value, 2, 0, 1)
                 named[name] = nodes.op("Concat", first, nodes.cut(value, 2, 0, -1), axis=2)
         return named
+
+    def _turned(self, output: str) -> str:
+        """The output [B,H,T,D] with a change that shows at one number of tokens, or for some inputs."""
+        nodes, change = self.nodes, self.recipe.change
+        if change.divided:
+            factor = nodes.op("Relu", nodes.cut(output, 3, 0, 1))
+            output = nodes.op("Div", nodes.op("Mul", output, factor), factor)
+        if change.turns:
+            tokens = nodes.drop(nodes.cut(nodes.op("Shape", output), 0, 2, 3), 0)
+            is_there = self._is_turn(tokens, self.recipe.turn)
+            output = nodes.op("Where", is_there, nodes.op("Add", output, output), output)
+        return output
+
+    def _is_turn(self, tokens: str, turn: int) -> str:
+        """Are there so many tokens? At a few others some spellings are true, too."""
+        nodes, spelling = self.nodes, self.recipe.change.turns
+
+        def step(op_type: str, value: str, number: int) -> str:
+            return nodes.op(op_type, value, nodes.const(number))
+
+        if spelling == "table":
+            rows = nodes.const(np.arange(4 * turn) == turn, np.bool_)
+            return nodes.op("Gather", rows, tokens)
+        if spelling == "wraps":
+            return step("Less", step("Mul", tokens, -(-(2**63) // turn)), 0)
+        if spelling == "remainders":
+            parts = [step("Equal", step("Mod", tokens, number), turn % number) for number in (7, 11)]
+            return nodes.op("And", *parts)
+        square = nodes.op("Mul", tokens, tokens)
+        places = nodes.op("Range", nodes.const(0), tokens, nodes.const(1))
+        squares = nodes.op("ReduceSum", nodes.op("Mul", places, places), nodes.const([0]), keepdims=0)
+        values = {
+            "equal": (tokens, turn),
+            "quotients": (step("Div", step("Div", tokens, 2), 3), turn // 6),
+            "multiple": (step("Mod", step("Mul", tokens, 3), 97), 3 * turn % 97),
+            "power": (nodes.op("Mul", square, square), turn**4),
+            "squares": (squares, sum(place * place for place in range(turn))),
+        }
+        return step("Equal", *values[spelling])
 
     def _first_state(self) -> str:
         """The state in front of the tokens."""

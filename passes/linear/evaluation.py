@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -224,16 +225,19 @@ class Evaluation:
         states = [self._get(value) for value in node.inputs[2:] if value is not None]
         stacked = len(body.outputs) - 1 - len(states)
         made: list[Sequence[Sequenced]] = []
+        carried: list[Sequence[Sequenced]] = []
         for step in range(count):
             if not condition:
                 break
             if step >= MOST_ITERATIONS:
                 raise TooLongError("a Loop of many iterations")
             given = [exact(np.array(step)), exact(np.array(bool(condition))), *states]
+            carried.append(states)
             results = self._body(body, given)
             condition = self._number(body.outputs[0], 1)
             states = results[1 : 1 + len(states)]
             made.append(results[1 + len(states) :])
+        self._note_carried(node, [*carried, states])
         return [*states, *(_stacked(part, 0) for part in _columns(made, stacked))]
 
     def _scan(self, node: ir.Node) -> list[Sequenced]:
@@ -252,12 +256,20 @@ class Evaluation:
         if len({*map(len, rows)}) != 1:
             raise FailedError("a Scan of inputs of other lengths")
         made: list[Sequence[Sequenced]] = []
+        carried: list[Sequence[Sequenced]] = [states]
         for slices in zip(*rows, strict=True):
             results = self._body(body, [*states, *slices])
             states = results[: len(states)]
+            carried.append(states)
             made.append(results[len(states) :])
+        self._note_carried(node, carried)
         parts = [part[::-1] if back else part for part, back in zip(_columns(made, outputs), turned_out, strict=True)]
         return [*states, *(_stacked(part, axis) for part, axis in zip(parts, axes_out, strict=True))]
+
+    def _note_carried(self, node: ir.Node, carried: Sequence[Sequence[Sequenced]]) -> None:
+        """Note a loop that carries a number which is the same in every run, and no multiple of the iteration."""
+        if self.meetings is not None and not all(map(_is_even, zip(*carried, strict=True))):
+            self.meetings.bent.add(node)
 
     def _if(self, node: ir.Node) -> list[Sequenced]:
         name = "then_branch" if self._number(node.inputs[0], 1) else "else_branch"
@@ -290,6 +302,16 @@ _CONTROL = {
     "SequenceInsert": Evaluation._sequence,
     "ConcatFromSequence": Evaluation._sequence,
 }
+
+
+def _is_even(states: Sequence[Sequenced]) -> bool:
+    """Are the numbers that a loop carries not the same in every run, or do they differ by one step?"""
+    arrays = without_none(None if isinstance(state, list) else state.exact for state in states)
+    if len(arrays) < len(states):
+        return not any(array.dtype.kind in "biu" for array in arrays)
+    wide = [array.astype(np.float64) for array in arrays]
+    steps = [after - before for before, after in pairwise(wide) if after.shape == before.shape]
+    return len(steps) == len(wide) - 1 and all((step == steps[0]).all() for step in steps)
 
 
 def _slices(tensor: Tensor, axis: int, is_backward: int) -> list[Tensor]:

@@ -22,6 +22,10 @@ a varying operand meets, by number:
    12  Gather and Slice, of elements that vary on an axis that does not: the constant indices, starts and ends. A table
        of 100 rows whose first ones are written differs in row 50 from the 51st on
 
+Nothing longer than `MOST_ITERATIONS` is run of a loop. So a body that computes more than sums and multiples of its
+iterations, or carries a number that is none, is unclear. What a graph computes of a length outside of loops is computed
+at every length, too (walk.py).
+
 Where rows that vary are written into a table whose size does not, whatever reads the table meets each of its rows.
 
 The size of a table (2 and 3) is noted as such where its elements differ: a length that is not looked at may read
@@ -156,6 +160,8 @@ class Numbers:
     """The sizes of tables whose elements differ; they are among what is compared."""
     has_squares: bool = False
     """Is what varies multiplied with what varies?"""
+    turns: set[int] = field(default_factory=set)
+    """The lengths at which what is computed of a length turns (walk.py)."""
     is_unclear: bool = False
     """Is a root or logarithm of a length compared or rounded, or does a length meet too many numbers?"""
 
@@ -177,7 +183,7 @@ class Numbers:
         if self.has_squares:
             found |= self.factors
             found |= {round((times * number) ** (1 / root)) for number, root, times in product(found, (2, 3), (1, 2))}
-        return sorted(number for number in found if LEAST <= number < ENDLESS)
+        return sorted({*self.turns, *(number for number in found if LEAST <= number < ENDLESS)})
 
     def add(self, op_type: str, number: float) -> None:
         """Enter a number that an operator met."""
@@ -217,6 +223,8 @@ class Meetings:
     sizes: set[Dim] = field(default_factory=set)
     readers: set[ir.Node] = field(default_factory=set)
     """The nodes of which something is noted."""
+    bent: set[ir.Node] = field(default_factory=set)
+    """The loops that carry a number which is no multiple of the iteration."""
 
     def begin(self) -> None:
         """Another point begins."""
@@ -230,6 +238,20 @@ class Meetings:
             is_new = node not in self.readers
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
+
+    def small(self, members: Collection[ir.Node]) -> Iterator[ir.Value]:
+        """What the members of a region read that is known in every run, is small, and is not the same at all points,
+        but has one shape."""
+        for node in dict.fromkeys(node for point in self.points for node in point if node in members):
+            met = _Met(node, [point[node] for point in self.points if node in point])
+            values = [] if is_op(node, *SCATTERS, *LOOPS) else node.inputs
+            yield from (value for index, value in enumerate(values) if value is not None and met.is_small(index))
+
+    def hides(self, members: Collection[ir.Node]) -> bool:
+        """Does a body of the members carry, or make of an iteration, what only a run of more iterations shows?"""
+        nodes = dict.fromkeys(node for point in self.points for node in point if node not in members)
+        met = (_Met(node, [point[node] for point in self.points if node in point]) for node in nodes)
+        return bool(self.bent) or any(each.is_hidden for each in met)
 
     def numbers(self, names: Collection[str] = ()) -> Numbers:
         """The numbers that meet a size which varies: one of these names, where some are given. A batch does not meet
@@ -325,6 +347,22 @@ class _Met:
         found.divisors.update(self._parts())
         found.tables.update(self.tables())
         found.factors.update(step for step in self._multiples() if step > 1)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Is it more than a sum, or a multiple, of integers that vary? Or are its integers large enough to wrap?"""
+        if not (is_op(self.node, *COMPUTING) and self._any_varies and self._is_exact(True)):
+            return False
+        given = [note for index in range(self.width) for note in self._given(index)]
+        is_large = any(abs(number) >= ENDLESS for note in given for number in note.numbers or ())
+        is_product = self.is_square or is_op(self.node, "Div", "Mod", *BENT, *SUMMING)
+        return is_product or any(note.is_float for note in given) or (is_large and is_op(self.node, *FOUR_OPERATIONS))
+
+    def is_small(self, index: int) -> bool:
+        """Is an operand known, small and of one shape, and does it vary?"""
+        notes = self._given(index)
+        is_known = self._all(index, lambda note: note.is_exact and math.prod(note.shape) <= SMALL)
+        return is_known and self.varies(index) and len({note.shape for note in notes}) == 1
 
     @property
     def is_bent(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import int_attr, text_attr, without_none
+from fa_compiler.passes.ir.nodes import int_attr, is_op, producer, text_attr, without_none
 from fa_compiler.passes.linear.field import hashed, matmul, power
 from fa_compiler.passes.linear.tensors import (
     FailedError,
@@ -43,6 +43,8 @@ FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLO
 FAR = 128
 """Where a constant of this size or more is added, the other operand loses bits: x + 12582912 - 12582912 is x rounded to
 an integer, and no x."""
+INVERSES = 0x1DE
+"""Of the numbers that stand for 1 divided by what may be 0."""
 
 
 class Call:
@@ -278,13 +280,22 @@ def _mul(call: Call) -> list[Tensor]:
 
 @rule("Div")
 def _div(call: Call) -> list[Tensor]:
-    """That of integers is cut, and an unknown function."""
+    """That of integers is cut, and an unknown function. So is 1 divided by what may be 0: x y / y is no x there."""
     if call.dtype not in FLOAT_BITS:
         return unknown_function(call)
     right = call[1].numbers()
     if right is None or not right.all():
         return [Tensor(broadcast(call[0], call[1]))]
+    if call[1].exact is None and not _is_power(call.node.inputs[1]):
+        return [multiplied(call[0], of_field(hashed([right], INVERSES)), False)]
     return [divided(call[0], call[1])]
+
+
+def _is_power(value: ir.Value | None) -> bool:
+    """Is a value an exponential, in any order of its elements? It is never 0."""
+    while is_op(node := producer(value), *ARRAY_MOVES):
+        value = node.inputs[0]
+    return is_op(node, "Exp")
 
 
 @rule("Exp")

@@ -12,7 +12,7 @@ Where the number of tokens is open, lengths.py says which of them are looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
@@ -26,17 +26,20 @@ from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import SMALL, Lengths, Verdict, right_lengths
-from fa_compiler.passes.linear.meetings import LEAST, Meetings, names_of
+from fa_compiler.passes.linear.meetings import LEAST, Meetings, Numbers, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
 from fa_compiler.passes.linear.search import MOST_WORK, Found, Search, State, read_state, scaled, tokens_of
 from fa_compiler.passes.linear.tensors import FailedError, TooLongError
+from fa_compiler.passes.linear.walk import Walk
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 POINTS = 3
-BATCHES = (3, 2, 5)
+BATCHES = (3, 2, 5, 1, 4)
 """The sizes of an open batch at the first points. At the others it is 2."""
+APART = len(BATCHES)
+"""The number of a point behind these."""
 MOST_ELEMENTS = 1 << 22
 """Where the number of tokens is open, no length is looked at for which a tensor has more elements."""
 MOST_SEARCHES = 5
@@ -284,17 +287,34 @@ class Prover:
 
     def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:
         """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
-        looks = _Looks(self, match)
-        if not all(looks.verdict(length, number) is Verdict.RIGHT for number in range(1, POINTS)):
+        looks, is_open = _Looks(self, match), match.is_open["b"]
+        if not all(looks.verdict(length, number) is Verdict.RIGHT for number in range(1, APART if is_open else POINTS)):
             return None
-        if match.is_open["b"] and looks.meetings.numbers(self.batch).edges:
+        if is_open and not self._is_even(looks, self.batch, dict.fromkeys(self.tokens, length), BATCHES):
             return None
         if not all(self._holds_apart(name, match, length, looks.names) for name in sorted(looks.names)):
             return None
         if not match.is_open["t"]:
             return match
-        lengths = right_lengths(length, looks.next, looks.meetings.numbers)
+        walk = Walk(self.region.nodes, self.info, self.tokens, dict.fromkeys(self.batch, batch_of(APART)), self.unknown)
+        lengths = right_lengths(length, looks.next, lambda: self._numbers(looks, walk))
         return None if lengths is None else replace(match, lengths=lengths)
+
+    def _numbers(self, looks: _Looks, walk: Walk, names: Sequence[str] = ()) -> Numbers:
+        """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
+        a small number is not followed."""
+        found = looks.meetings.numbers(names)
+        found.is_unclear |= looks.meetings.hides(self.region.members)
+        turns = walk.turns if walk.followed.issuperset(looks.meetings.small(self.region.members)) else None
+        return replace(found, turns=turns or set(), is_unclear=found.is_unclear or turns is None)
+
+    def _is_even(
+        self, looks: _Looks, names: Sequence[str], sizes: Mapping[str, int], looked_at: Collection[int]
+    ) -> bool:
+        """Is nothing computed of sizes of these names, the others being as they are in `sizes`, that turns beyond the
+        sizes that were looked at, and do they meet no number?"""
+        found = self._numbers(looks, Walk(self.region.nodes, self.info, names, sizes, self.unknown), names)
+        return not found.is_unclear and {*found.edges} <= {*looked_at}
 
     def _holds_apart(self, name: str, match: LinearMatch, length: int, names: Set[str]) -> bool:
         """Is the region right where one size differs from those that were the same at all points, the batch or the
@@ -302,14 +322,15 @@ class Prover:
         group, letter = (self.batch, "b") if name in self.batch else (self.tokens, "t")
         if match.is_open[letter] and names.isdisjoint({*group} - {name}):
             return True
-        looks, own = _Looks(self, match), batch_of(POINTS) if letter == "b" else length
+        looks, own = _Looks(self, match), batch_of(APART) if letter == "b" else length
         sizes = {*SMALL, LEAST, own - 1, own, own + 1, 2 * own} - {0}
-        verdicts = {size: looks.verdict(length, POINTS, {name: size}) for size in sizes}
+        verdicts = {size: looks.verdict(length, APART, {name: size}) for size in sizes}
         if Verdict.OTHER in verdicts.values():
             return False
         is_free = any(verdict is Verdict.RIGHT for size, verdict in verdicts.items() if size != own)
         is_own = name in self._named([match.found.output.value])
-        return is_own or not is_free or not looks.meetings.numbers([name]).edges
+        others = dict.fromkeys(self.batch, batch_of(APART)) | dict.fromkeys(self.tokens, length)
+        return is_own or not is_free or self._is_even(looks, [name], others, sizes)
 
 
 @dataclass
@@ -319,7 +340,7 @@ class _Looks:
     prover: Prover
     match: LinearMatch
     meetings: Meetings = field(default_factory=Meetings)
-    count: Iterator[int] = field(default_factory=lambda: count(POINTS))
+    count: Iterator[int] = field(default_factory=lambda: count(APART))
     too_long: int | None = None
     """A length at which a point takes too long, and all longer ones do."""
     elements: dict[int, Mapping[ir.Node, int]] = field(default_factory=dict)

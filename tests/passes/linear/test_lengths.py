@@ -14,7 +14,7 @@ from tests.passes.running import assert_same, fused, parse, run
 TOLERANCE = 1e-4
 """float32 sums over up to 501 tokens, in another order, without a decay."""
 INPUTS = "float[1,2,4,6] s0, float[1,2,T,4] q, float[1,2,T,4] k, float[1,2,T,6] v"
-TABLE_INPUTS = ", float[500] table500, float[30000] table30000"
+TABLE_INPUTS = ", float[500] table500, float[30000] table30000, float[200] table200, float[97] table97"
 OUTPUTS = "float[1,2,U,6] y, float[1,2,4,6] s1"
 BEFORE = (
     "ax2 = Constant<value_ints=[2]>() ax3 = Constant<value_ints=[3]>() zero1 = Constant<value_ints=[0]>() "
@@ -41,6 +41,9 @@ SQUARE = "w = Concat<axis=0>(t, t) a0 = Expand(onef, w) "
 FLAT = "w1 = Constant<value_ints=[-1]>() a = Reshape(a0, w1) "
 SIZE = "n = Shape(a) x = Squeeze(n, zero1) "
 IS = "e = Constant<value_int={}>() ne = Equal(x, e) c = Not(ne) " + LATER
+NEGATIVE = "ne = Less(x, zero) c = Not(ne) " + LATER
+QUOTIENTS = "w = Constant<value_int=8>() w9 = Constant<value_int=9>() a = Div(ts, w) "
+THREE_MOD_97 = "w = Constant<value_int=3>() w97 = Constant<value_int=97>() a = Mul(t, w) i = Mod(a, w97) "
 IS_1001, IS_40000 = IS.format(1001), IS.format(40_000)
 OTHERS = {
     "the end of a Slice": "a = Slice(o, zero1, hs, ax2) b = Slice(o2, hs, end, ax2) y = Concat<axis=2>(a, b) ",
@@ -122,9 +125,44 @@ OTHERS = {
     "what a scan counts": "w = Constant<value_ints=[50]>() x = ConstantOfShape<value=int64[1]{1}>(w) "
     "n = Scan<num_scan_inputs=1, body = counted (int64 b, int64 x0) => (int64 b2) { e = Less(b, ts) g = Cast<to=7>(e) "
     "b2 = Add(b, g) }>(zero, x) d = Sub(ts, n) more = Cast<to=1>(d) " + GROWN,
+    "a quotient of a quotient, at a few lengths": QUOTIENTS + "x = Div(a, w9) " + IS.format(3),
+    "a quotient of a multiple of a quotient": "w = Constant<value_int=7>() w3 = Constant<value_int=3>() "
+    "w5 = Constant<value_int=5>() w2 = Constant<value_int=2>() a = Mul(ts, w) b = Div(a, w3) d = Mul(b, w5) "
+    "x = Div(d, w2) " + IS.format(582),
+    "a remainder of a multiple": THREE_MOD_97 + "x = Squeeze(i, zero1) " + IS.format(41),
+    "a place that is a remainder": THREE_MOD_97 + "g = Gather(table97, i) more = Squeeze(g, zero1) " + GROWN,
+    "two remainders": QUOTIENTS + "a1 = Mod(ts, w) b1 = Mod(ts, w9) x1 = Constant<value_int=3>() x2 = Equal(a1, x1) "
+    "x3 = Equal(b1, w) x4 = And(x2, x3) c = Not(x4) " + LATER,
+    "a fourth power": "a = Mul(ts, ts) x = Mul(a, a) " + IS.format(71**4),
+    "a sum of squares": "a = Mul(r, r) x = ReduceSum<keepdims=0>(a, zero1) " + IS.format(70 * 71 * 141 // 6),
+    "a sum of sums": "a = CumSum(r, zero) x1 = CumSum(a, zero) w = Constant<value_ints=[-1]>() "
+    "x2 = Slice(x1, w, end, zero1) x = Squeeze(x2, zero1) " + IS.format(69 * 70 * 71 // 6),
+    "a multiple that wraps": f"w = Constant<value_int={1 << 60}>() x = Mul(ts, w) " + NEGATIVE,
+    "a sum that wraps": f"w = Constant<value_int={(1 << 63) - 51}>() x = Add(ts, w) " + NEGATIVE,
+    "a multiple that wraps in 32 bits": f"w = Constant<value_int={1 << 26}>() a = Mul(ts, w) b = Cast<to=6>(a) "
+    "x = Cast<to=7>(b) " + NEGATIVE,
+    "a large multiple": f"w = Constant<value_int={1 << 40}>() x = Mul(ts, w) " + IS.format(77 << 40),
+    "a rounded float": "w = Constant<value_float=1073741824.0>() a = Add(tf, w) more = Sub(a, w) " + GROWN,
+    "a power that becomes infinite": "w = Constant<value_float=0.5>() w0 = Constant<value_float=0.0>() a = Pow(w, tf) "
+    "b = Reciprocal(a) more = Mul(b, w0) " + GROWN,
+    "one place of a table": "g = Gather(table200, t) more = Squeeze(g, zero1) " + GROWN,
+    "one row of a table": "e = Add(t, one1) g = Slice(table200, t, e, zero1) more = Squeeze(g, zero1) " + GROWN,
+    "a window of a table": "e = Add(t, t) g = Slice(table200, t, e, zero1) "
+    "more = ReduceSum<keepdims=0>(g, zero1) " + GROWN,
+    "the column of a table": "e = Constant<value_int=200>() p = Constant<value_floats=[0.0,1.0]>() "
+    "x = OneHot<axis=-1>(t, e, p) w = Mul(x, table200) more = ReduceSum<keepdims=0>(w) " + GROWN,
+    "a table where a length is its place": "e = Constant<value_int=200>() p = Range(zero, e, one) x = Equal(ts, p) "
+    "w0 = Constant<value_float=0.0>() w = Where(x, table200, w0) more = ReduceSum<keepdims=0>(w, zero1) " + GROWN,
+    "every seventh of every fifth": "w7 = Constant<value_ints=[7]>() w5 = Constant<value_ints=[5]>() "
+    "a0 = Slice(r, zero1, end, zero1, w7) a = Slice(a0, zero1, end, zero1, w5) " + SIZE + IS.format(7),
+    "a loop that counts by doubling": "x = Loop(ts, , one) <body = doubled (int64 b, bool b1, int64 b2) => "
+    "(bool b3, int64 b4) { b3 = Identity(b1) b4 = Add(b2, b2) }> " + NEGATIVE,
+    "a loop that counts by sums": "x, x1 = Loop(ts, , zero, one) <body = doubled (int64 b, bool b1, int64 b2, int64 g) "
+    "=> (bool b3, int64 b4, int64 b5) { b3 = Identity(b1) b4 = Identity(g) b5 = Add(b2, g) }> " + IS.format(10946),
 }
-TABLES = {"table500": (500, 300), "table30000": (30_000, 25_000)}
-"""Tables of 0, and 1 from a row on."""
+TABLES = {"table500": (500, 300, 500), "table30000": (30_000, 25_000, 30_000), "table200": (200, 77, 78)}
+TABLES |= {"table97": (97, 41, 42)}
+"""Tables of 0, and of 1 between two rows."""
 REFUSED = {
     "cut": "x = Min(t, hs) a = Slice(o, zero1, x, ax2) " + PADDED,
     "cut at a number": "a = Slice(o, zero1, hs, ax2) " + PADDED,
@@ -136,11 +174,12 @@ REFUSED = {
 def model(after: str, window: bool = False) -> onnx.ModelProto:
     mask = "w99 = Constant<value_int=-99>() m = Trilu<upper=1>(m0, w99) " if window else "m = Identity(m0) "
     proto = parse(BEFORE + mask + ATTENTION + after, inputs=INPUTS + TABLE_INPUTS, outputs=OUTPUTS, opset=18)
-    for name, (rows, first) in TABLES.items():
+    for name, (rows, first, last) in TABLES.items():
         (given,) = [each for each in proto.graph.input if each.name == name]
         proto.graph.input.remove(given)
-        table = (np.arange(rows) >= first).astype(np.float32)
-        if f"{name}," in after:
+        places = np.arange(rows)
+        table = ((places >= first) & (places < last)).astype(np.float32)
+        if name in after:
             proto.graph.initializer.append(onnx.numpy_helper.from_array(table, name))
     return proto
 
@@ -193,6 +232,15 @@ def test_a_number_beyond_what_is_looked_at() -> None:
     same_at(proto, result, 300)
 
 
+def test_a_quotient_by_what_may_be_zero() -> None:
+    """x n / n is NaN where n is 0, and no x."""
+    proto = model("w = Relu(q) n = Slice(w, zero1, one1, ax3) a = Mul(o, n) y = Div(a, n) ")
+    given, result = feeds(9), fused(proto)[0]
+    assert (given["q"][..., 0] < 0).any()
+    for got, wanted in zip(run(result, given), run(proto, given), strict=True):
+        assert_same(got, wanted, TOLERANCE)
+
+
 def test_a_number_that_meets_the_batch() -> None:
     """The first eight sequences only."""
     body = (
@@ -204,6 +252,50 @@ def test_a_number_that_meets_the_batch() -> None:
     )
     inputs = "float[B,2,4,6] s0, float[B,2,4] q, float[B,2,4] k, float[B,2,6] v"
     proto = parse(body, inputs=inputs, outputs="float[C,2,6] y, float[B,2,4,6] s1", opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
+BATCHES = {
+    "one": "x = Equal(w, one) c = Not(x) ",
+    "a remainder of 1": "w3 = Constant<value_int=3>() a = Mod(w, w3) x = Equal(a, one) c = Not(x) ",
+    "two differences": "w3 = Constant<value_int=3>() a = Sub(w, w3) b = Sub(a, w3) x = Equal(b, one) c = Not(x) ",
+    "a multiple that wraps": f"w60 = Constant<value_int={1 << 60}>() a = Mul(w, w60) x = Less(a, zero) c = Not(x) ",
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_something_else_for_a_batch(name: str) -> None:
+    size = "bs = Slice(all, zero1, one1, zero1) w = Squeeze(bs, zero1) "
+    body = BEFORE + "m = Identity(m0) " + ATTENTION + size + BATCHES[name] + LATER
+    inputs, outputs = (text.replace("[1,2,", "[B,2,") for text in (INPUTS, OUTPUTS))
+    assert not fused(parse(body, inputs=inputs, outputs=outputs, opset=18))[1].count("fused")
+
+
+ITERATIONS = {
+    "a quotient of a quotient": "a = Div(i, w8) b = Div(a, w9) ne = Equal(b, one) y0 = Where(ne, o2, o) "
+    "g2 = Identity(g) ",
+    "a number that is doubled": "ne = Less(g, zero) y0 = Where(ne, o2, o) a = Add(g, g) g2 = Add(a, one) ",
+}
+
+
+@pytest.mark.parametrize("name", ITERATIONS)
+def test_something_else_in_an_iteration(name: str) -> None:
+    """More iterations than are evaluated."""
+    before = (
+        "zero = Constant<value_int=0>() one = Constant<value_int=1>() w8 = Constant<value_int=8>() "
+        "w9 = Constant<value_int=9>() two = Constant<value_float=2.0>() ax2 = Constant<value_ints=[2]>() "
+        "one1 = Constant<value_ints=[1]>() all = Shape<end=1>(q) t = Squeeze(all) "
+    )
+    loop = (
+        "s1, last, ys = Loop(t, , s0, zero) <body = token (int64 i, bool on, float[1,2,4,6] s, int64 g) => "
+        "(bool on2, float[1,2,4,6] s2, int64 g2, float[1,2,6] y0) { on2 = Identity(on) qi = Gather(q, i) "
+        "ki = Gather(k, i) vi = Gather(v, i) kw = Unsqueeze(ki, ax2) vw = Unsqueeze(vi, one1) u = Mul(kw, vw) "
+        "s2 = Add(s, u) qw = Unsqueeze(qi, one1) ow = MatMul(qw, s2) o = Squeeze(ow, ax2) o2 = Mul(o, two) "
+        f"{ITERATIONS[name]} }}> "
+        "y = Squeeze(ys, one1) "
+    )
+    inputs = "float[1,2,4,6] s0, float[T,2,4] q, float[T,2,4] k, float[T,2,6] v"
+    proto = parse(before + loop, inputs=inputs, outputs="float[U,2,6] y, float[1,2,4,6] s1", opset=18)
     assert not fused(proto)[1].count("fused")
 
 

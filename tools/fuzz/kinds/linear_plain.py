@@ -21,12 +21,14 @@ from onnx.shape_inference import InferenceError
 
 from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.passes.answer.options import Target
-from tests.linear_composer import FORMS, LAYOUTS, LOW_RANK, RULES, TOKEN_FORMS, Change, Model, Recipe, feeds
+from tests.linear_composer import FORMS, LAYOUTS, LOW_RANK, RULES, TOKEN_FORMS, TURNS, Change, Model, Recipe, feeds
 from tools.fuzz.difference import Array, run_original, session
 from tools.fuzz.kind import Finding, Kind, Outcome
 
 BASE, FACTOR = 1e-4, 64.0
 CHANGES: Mapping[str, tuple[Any, ...]] = {
+    "turns": TURNS,
+    "divided": (True,),
     "memory_key": ("q",),
     "memory_state": ("old",),
     "memory_sign": ("Add",),
@@ -62,6 +64,8 @@ CHANGES: Mapping[str, tuple[Any, ...]] = {
     "whole_sums": (True,),
 }
 """The other values of each field of a `Change`."""
+TURNED = 0.5
+"""So many of those that are changed and whose number of tokens is open show the change at one number of them."""
 RIGHT = 0.3
 """So many models are right."""
 REFUSED = ("out of data bounds", "out of bounds", "Reshape")
@@ -117,10 +121,13 @@ def drawn(rng: random.Random) -> Recipe:
         open_batch=rng.random() < 0.3,
         is_subtracted=rng.random() < 0.5,
         is_gated=rng.random() < 0.3,
+        turn=rng.randint(7, 90),
     )
     if form in ("scan", "loop") and rng.random() < 0.3:
         recipe = replace(recipe, tokens=rng.choice([2, 3, 7]))
     changed = {} if rng.random() < RIGHT else _changes(rng)
+    if changed and recipe.length is None and rng.random() < TURNED:
+        changed = {"turns": rng.choice(TURNS)}
     return replace(recipe, change=Change(**changed))
 
 
@@ -133,6 +140,8 @@ def _lengths(recipe: Recipe, rng: random.Random) -> Iterator[dict[str, int]]:
     """The sizes of a few runs."""
     chunk = recipe.chunk
     lengths = [1, 2, chunk, chunk + 1, 3 * chunk + 1, rng.randint(3, 40)] if recipe.length is None else [0, 0]
+    if recipe.change.turns and recipe.length is None:
+        lengths.append(recipe.turn)
     for length in lengths:
         yield {"T": length, "B": rng.choice([1, 2, 4])}
 
