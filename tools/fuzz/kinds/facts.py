@@ -147,7 +147,11 @@ def _claims(model: ir.Model) -> Iterable[tuple[str, list[Claim]]]:
 def _of_shape(value: ir.Value, facts: Facts) -> Iterator[Claim]:
     shape = facts.info.shape(value)
     if shape is not None:
-        yield "shape", str(list(map(str, shape))), lambda array, sizes, _: _agree(shape, array.shape, sizes)
+        yield (
+            "shape",
+            str(list(map(str, shape))),
+            lambda array, sizes, _: len(shape) == array.ndim and _agree(shape, np.array(array.shape), sizes),
+        )
 
 
 def _of_content(value: ir.Value, facts: Facts) -> Iterator[Claim]:
@@ -156,21 +160,24 @@ def _of_content(value: ir.Value, facts: Facts) -> Iterator[Claim]:
         yield (
             "content",
             str(content),
-            lambda array, sizes, _: array.shape == content.shape and _agree(content.flat, array.flat, sizes),
+            lambda array, sizes, _: array.shape == content.shape and _agree(content.flat, array.reshape(-1), sizes),
         )
 
 
-def _agree(known: Iterable[object], given: Iterable[Any], sizes: Sizes) -> bool:
-    """Are the numbers that are known those of a run?"""
-    pairs = list(zip(known, given, strict=False))
-    return all(
-        own is None or own == other or own != own for own, other in ((_evaluated(a, sizes), b) for a, b in pairs)
-    )
+def _agree(known: Iterable[object], given: Array, sizes: Sizes) -> bool:
+    """Are the numbers of a vector those of a run, where they are known? A Dim depends on other sizes where it has no
+    number."""
+    numbers = [number.evaluate(sizes) if isinstance(number, Dim) else number for number in known]
+    places = [place for place, number in enumerate(numbers) if number is not None]
+    return _alike(given[places], np.array([numbers[place] for place in places]))
 
 
-def _evaluated(number: Any, sizes: Sizes) -> Any:
-    """A number, with these sizes; None where it depends on others."""
-    return number.evaluate(dict(sizes)) if isinstance(number, Dim) else number
+def _alike(array: Array, other: Array) -> bool:
+    """Are two arrays of one shape equal, and NaN in the same places? The last bits of floats may differ: an exponential
+    is computed otherwise, and kernels may compute the last elements of an array by other instructions."""
+    if array.dtype.kind != "f":
+        return np.array_equal(array, other)
+    return np.allclose(array, other, rtol=4 * float(np.finfo(array.dtype).eps), atol=0.0, equal_nan=True)
 
 
 def _of_formula(value: ir.Value, facts: Facts) -> Iterator[Claim]:
@@ -212,14 +219,7 @@ def _of_dimensions(value: ir.Value, facts: Facts) -> Iterator[Claim]:
 
 
 def _is_constant(array: Array, axis: int) -> bool:
-    """Are all elements along an axis equal? Kernels may compute the last elements of an array by other instructions, so
-    the last bits of floats may differ."""
-    if not array.size:
-        return True
-    first = np.broadcast_to(array.take([0], axis), array.shape)
-    if array.dtype.kind != "f":
-        return np.array_equal(array, first)
-    return np.allclose(array, first, rtol=4 * float(np.finfo(array.dtype).eps), atol=0.0, equal_nan=True)
+    return not array.size or _alike(array, np.broadcast_to(array.take([0], axis), array.shape))
 
 
 def _of_view(value: ir.Value, facts: Facts) -> Iterator[Claim]:
@@ -239,7 +239,7 @@ def _rearranged(array: Array, base: Arrangement, dims: Arrangement, sizes: Sizes
     """A tensor, with the axes `base`, as one with the axes `dims`. None where axes are lost that are longer than 1."""
 
     def size(axis: Axis) -> int:
-        number = axis.size.evaluate(dict(sizes))
+        number = axis.size.evaluate(sizes)
         assert number is not None
         return number
 
