@@ -201,13 +201,13 @@ def _extreme(number: Case) -> str | None:
 def _compared_mixed(op: str, left: float | Affine, right: float | Affine) -> Formula | None:
     """The comparison of an integer with a float that is a whole number; None for other floats."""
     rank = max(len(number.steps) for number in (left, right) if isinstance(number, Affine))
-    one, other = _whole(left, rank), _whole(right, rank)
+    one, other = whole(left, rank), whole(right, rank)
     if one is None or other is None:
         return None
     return _compared_integers(op, one, other)
 
 
-def _whole(number: float | Affine, rank: int) -> Affine | None:
+def whole(number: float | Affine, rank: int) -> Affine | None:
     """The number as an integer; None where it is none."""
     if isinstance(number, Affine):
         return number

@@ -242,29 +242,29 @@ class Meetings:
     def small(self, members: Collection[ir.Node]) -> Iterator[ir.Value]:
         """What the members of a region read that is known in every run, is small, and is not the same at all points,
         but has one shape."""
-        for node in dict.fromkeys(node for point in self.points for node in point if node in members):
-            met = _Met(node, [point[node] for point in self.points if node in point])
-            values = [] if is_op(node, *SCATTERS, *LOOPS) else node.inputs
+        for met in self._met(lambda node: node in members):
+            values = [] if is_op(met.node, *SCATTERS, *LOOPS) else met.node.inputs
             yield from (value for index, value in enumerate(values) if value is not None and met.is_small(index))
 
     def hides(self, members: Collection[ir.Node]) -> bool:
         """Does a body of the members carry, or make of an iteration, what only a run of more iterations shows?"""
-        nodes = dict.fromkeys(node for point in self.points for node in point if node not in members)
-        met = (_Met(node, [point[node] for point in self.points if node in point]) for node in nodes)
-        return bool(self.bent) or any(each.is_hidden for each in met)
+        return bool(self.bent) or any(met.is_hidden for met in self._met(lambda node: node not in members))
 
     def numbers(self, names: Collection[str] = ()) -> Numbers:
         """The numbers that meet a size which varies: one of these names, where some are given. A batch does not meet
         the number of iterations of a Loop over the tokens."""
-        nodes = dict.fromkeys(node for point in self.points for node in point)
-        met = [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
-        found = _read([each for each in met if not (names and is_op(each.node, *LOOPS))])
+        found = _read(self._met(lambda node: not (names and is_op(node, *LOOPS))))
         for size in self.sizes:
             if not size.is_const and (not names or any(name in names for name in names_of(size))):
                 found.has_squares |= _has_square(size)
                 found.add("Add", size.addend)
             _enter(size, found, names)
         return found
+
+    def _met(self, counts: Callable[[ir.Node], bool]) -> list[_Met]:
+        """What is noted of the nodes that count."""
+        nodes = dict.fromkeys(node for point in self.points for node in point if counts(node))
+        return [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
 
 
 def _read(met: Sequence[_Met]) -> Numbers:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import int_attr, is_op, producer, text_attr, without_none
+from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, source_through, text_attr, without_none
 from fa_compiler.passes.linear.field import hashed, matmul, power
 from fa_compiler.passes.linear.tensors import (
     FailedError,
@@ -286,16 +286,14 @@ def _div(call: Call) -> list[Tensor]:
     right = call[1].numbers()
     if right is None or not right.all():
         return [Tensor(broadcast(call[0], call[1]))]
-    if call[1].exact is None and not _is_power(call.node.inputs[1]):
+    if call[1].exact is None and not _is_power(operand_at(call.node, 1)):
         return [multiplied(call[0], of_field(hashed([right], INVERSES)), False)]
     return [divided(call[0], call[1])]
 
 
-def _is_power(value: ir.Value | None) -> bool:
+def _is_power(value: ir.Value) -> bool:
     """Is a value an exponential, in any order of its elements? It is never 0."""
-    while is_op(node := producer(value), *ARRAY_MOVES):
-        value = node.inputs[0]
-    return is_op(node, "Exp")
+    return is_op(source_through(value, *ARRAY_MOVES).producer(), "Exp")
 
 
 @rule("Exp")

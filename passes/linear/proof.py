@@ -303,10 +303,10 @@ class Prover:
     def _numbers(self, looks: _Looks, walk: Walk, names: Sequence[str] = ()) -> Numbers:
         """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
         a small number is not followed."""
-        found = looks.meetings.numbers(names)
-        found.is_unclear |= looks.meetings.hides(self.region.members)
-        turns = walk.turns if walk.followed.issuperset(looks.meetings.small(self.region.members)) else None
-        return replace(found, turns=turns or set(), is_unclear=found.is_unclear or turns is None)
+        found, members = looks.meetings.numbers(names), self.region.members
+        turns = walk.turns if walk.followed.issuperset(looks.meetings.small(members)) else None
+        is_unclear = found.is_unclear or turns is None or looks.meetings.hides(members)
+        return replace(found, turns=turns or set(), is_unclear=is_unclear)
 
     def _is_even(
         self, looks: _Looks, names: Sequence[str], sizes: Mapping[str, int], looked_at: Collection[int]

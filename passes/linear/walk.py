@@ -122,11 +122,11 @@ class _Step:
 
     def __post_init__(self) -> None:
         """The nodes that may have numbers."""
-        followed = ((node.op_type in RULES or node.op_type in EXACT) for node in self.walk.nodes)
+        known = {*RULES, *EXACT}
         self.nodes = [
             node
-            for node, is_followed in zip(self.walk.nodes, followed, strict=True)
-            if is_followed and node.domain in STANDARD and not subgraphs(node)
+            for node in self.walk.nodes
+            if node.op_type in known and node.domain in STANDARD and not subgraphs(node)
         ]
 
     def known(self, length: int) -> dict[ir.Value, np.ndarray] | None:

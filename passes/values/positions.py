@@ -61,6 +61,7 @@ from fa_compiler.passes.algebra.cases import (
     if_representable,
     nonzero,
     unequal,
+    whole,
 )
 from fa_compiler.passes.algebra.formula import (
     TRUE,
@@ -172,7 +173,9 @@ class Positions:
             return None
         if value not in self._everywhere:
             own = Positions(self.info, shape, _depth=self._depth, _asked=self._asked, _everywhere=self._everywhere)
-            self._everywhere[value] = _whole(own.number(value, own.identity_index))
+            number = own.number(value, own.identity_index)
+            integer = None if number is None or isinstance(number, Case) else whole(number, own.rank)
+            self._everywhere[value] = None if integer is None else integer.const
         return self._everywhere[value]
 
     def _deeper(self, find: Callable[[ir.Value, Index], Found], value: ir.Value, index: Index) -> Found | None:
@@ -533,14 +536,6 @@ class Positions:
         if not same:
             return None
         return (updates, index)
-
-
-def _whole(number: Number | None) -> int | None:
-    """The integer that a number is in every run, also one that its type holds as a float; None for other numbers."""
-    if isinstance(number, float):
-        return int(number) if number.is_integer() else None
-    affine = as_integer(number)
-    return None if affine is None else affine.const
 
 
 def _place_of_known(numbers: Sequence[Number | None]) -> int:
