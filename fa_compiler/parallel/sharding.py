@@ -13,7 +13,6 @@ from typing import Any, Unpack
 
 import onnx
 
-from fa_compiler import shell
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
@@ -33,6 +32,7 @@ from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.shard import ShardReport
 from fa_compiler.passes.parallel.shard import shard as shard_graph
 from fa_compiler.pipeline.fusing import fuse_loaded, proto_of, without_collections
+from fa_compiler.pipeline.how_to_run import run_by_ranks
 from fa_compiler.pipeline.keywords import takes
 from fa_compiler.pipeline.options import make_options
 
@@ -89,8 +89,7 @@ class Sharded(Shown):
         lines.append(self._order)
         if report.caches:
             lines.append(_IN_TURN)
-        command = f"mpirun -n {report.ranks} fa-compiler run {shell.command([str(self.path)])}"
-        lines.append(f"wrote {self.path}; run it with: {command} --inputs X.npz --outputs Y.npz")
+        lines.append(f"wrote {self.path}; run it with: {run_by_ranks(str(self.path), str(report.ranks))}")
         return [*map(printable, lines)]
 
 

@@ -159,11 +159,16 @@ def _ranks_of(proto: onnx.ModelProto) -> str | None:
     return "N"
 
 
-def _sharded(path: str, ranks: str) -> HowToRun:
+def run_by_ranks(path: str, ranks: str) -> str:
+    """The command that runs a sharded model on so many ranks."""
     words = ["mpirun", "-n", ranks, "fa-compiler", "run", path, "--inputs", "X.npz", "--outputs", "Y.npz"]
+    return shell.command(words)
+
+
+def _sharded(path: str, ranks: str) -> HowToRun:
     return HowToRun(
         f"The model is divided among {ranks} ranks. Each of them is a process, which MPI starts.",
-        (Way("shell", (shell.command(words),)),),
+        (Way("shell", (run_by_ranks(path, ranks),)),),
     )
 
 
