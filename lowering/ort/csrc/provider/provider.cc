@@ -47,11 +47,11 @@ namespace {
 
 constexpr const char* kVendor = "fa_compiler";
 
-// How ONNX Runtime names the provider's options among those of the session.
-constexpr std::string_view kOptions = "ep.facompilerexecutionprovider.";
 // Where the plans are: an option of the session, and a variable of the environment for sessions without it.
 constexpr const char* kPlanOption = "ep.facompilerexecutionprovider.plan";
 constexpr const char* kPlanVariable = "FA_COMPILER_PLAN";
+// How ONNX Runtime names the provider's options among those of the session.
+constexpr std::string_view kOptions = std::string_view(kPlanOption).substr(0, std::string_view(kPlanOption).rfind('.') + 1);
 
 // The matcher calls `take` once, with its answer, before it returns. `weights` are the addresses of GraphModel::weights, and
 // `read` of the answer are the places of those whose values it has looked at. `model` of the answer is null if nothing is to
