@@ -18,6 +18,8 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
+import numpy as np
+
 _SERIAL = itertools.count()
 _DEPTH = 4
 """How many minimum atoms a sign proof splits into cases before it gives up."""
@@ -226,6 +228,18 @@ class Dim:
                     return None
                 factor *= value
             total += factor
+        return total
+
+    def evaluate_all(self, bindings: Mapping[str, np.ndarray]) -> np.ndarray | None:
+        """`evaluate` at several points at once: `bindings` hold the values at each. None where one is missing, or where
+        a divisor is 0 at one of the points."""
+        total = np.zeros((), np.int64)
+        for monomial, factor in self._terms.items():
+            values = [_evaluate_atom_all(atom, bindings) for atom in monomial]
+            known = [value for value in values if value is not None]
+            if len(known) < len(values):
+                return None
+            total = total + functools.reduce(operator.mul, known, factor)
         return total
 
     def substitute(self, values: Mapping[Atom, Dim]) -> Dim:
@@ -849,3 +863,25 @@ _VALUE_OF: Mapping[str, Callable[..., int]] = {
     "fmod": _remainder,
 }
 """The value of an atom, given those of its operands. No divisor is 0."""
+
+
+def _evaluate_atom_all(atom: Atom, bindings: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    if atom.name in bindings:
+        return bindings[atom.name]
+    if atom.op in ("symbol", "fresh"):
+        return None
+    values = [arg.evaluate_all(bindings) for arg in atom.args]
+    if any(value is None for value in values) or (atom.op in _TEXT and not np.all(values[1])):
+        return None
+    return _VALUES_OF[atom.op](*values)
+
+
+_VALUES_OF: Mapping[str, Callable[..., np.ndarray]] = {
+    "min0": lambda values: np.minimum(values, 0),
+    "broadcast": lambda *sizes: functools.reduce(lambda one, other: np.where(one == 1, other, one), sizes),
+    "floor": np.floor_divide,
+    "mod": np.mod,
+    "trunc": lambda left, right: (left - np.fmod(left, right)) // right,
+    "fmod": np.fmod,
+}
+"""`_VALUE_OF` of arrays."""

@@ -8,7 +8,7 @@
     arrangement.py, powers.py              in which order the axes of operands lie; constant tables of decays
     recurrence.py, proof.py                the recurrence, and the proof that the region computes it
     lengths.py, meetings.py, walk.py       for which lengths this holds, by the numbers that a length meets, and by what
-                                           is computed of each length
+                                           is computed of each length; columns.py computes it for all lengths at once
     equal.py                               equal regions are proven once
     emit.py                                the operator and its operands
 """

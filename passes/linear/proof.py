@@ -304,7 +304,7 @@ class Prover:
         """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
         a small number is not followed."""
         found, members = looks.meetings.numbers(names), self.region.members
-        turns = walk.turns if walk.followed.issuperset(looks.meetings.small(members)) else None
+        turns = walk.turns if walk.followed >= {*looks.meetings.small(members)} else None
         is_unclear = found.is_unclear or turns is None or looks.meetings.hides(members)
         return replace(found, turns=turns or set(), is_unclear=is_unclear)
 

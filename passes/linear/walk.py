@@ -12,13 +12,14 @@ place. No formula tells where such a number changes. So the small numbers are co
           `turns`
     4     a small number that varies and cannot be followed makes the region unclear: what a Loop or an If gives, and
           what is made of too many elements. So do too many kinds, as of a square
+    5     what can be computed at all lengths at once (columns.py) is computed at each one up to `FAR`
 
 Whether the region is right where it turns is for the points at these lengths to say.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -26,24 +27,29 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import STANDARD, constant, is_op, subgraphs, without_none
+from fa_compiler.passes.linear.columns import Column, at_once, exact_results, of_lengths, of_sizes
+from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import SMALL
-from fa_compiler.passes.linear.operators import EXACT, RULES, evaluated
-from fa_compiler.passes.linear.tensors import FailedError, Tensor, UnknownError, exact
+from fa_compiler.passes.linear.operators import EXACT, RULES
+from fa_compiler.passes.linear.tensors import FailedError, exact
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 WALKED = 1100
+FAR = 1 << 16
 DOUBLED = 20
 LARGEST = 4096
 MOST_TURNS = 48
 FEW_VALUES = 4
 ROUNDING = 2.0**-20
 """A multiple of a length is rounded otherwise at each length, by so much of it."""
+SEED = 0x3A1F
+"""Of the numbers that stand for rows of numbers."""
 
 
-def lengths_walked() -> list[int]:
-    """The lengths that are walked over."""
+def lengths_walked(until: int = WALKED) -> np.ndarray:
+    """The lengths that are walked over, where each one up to `until` is."""
     around = {(1 << power) + step for power in range(1, DOUBLED + 1) for step in (-2, -1, 0, 1)}
-    return sorted({*range(1, WALKED + 1), *(length for length in around if length > 0)})  # 1
+    return np.array(sorted({*range(1, until + 1), *(length for length in around if length > 0)}))  # 1
 
 
 @dataclass(frozen=True)
@@ -60,128 +66,148 @@ class Walk:
     @cached_property
     def turns(self) -> set[int] | None:
         """The lengths at which the region may begin to compute something else; None where there are too many."""
-        lengths = [length for length, known in self._rows.items() if known is not None]
-        after = [place for place in range(1, len(lengths)) if lengths[place] - lengths[place - 1] == 1]
-        failing = {length + 1 for length in lengths if self._rows.get(length + 1, {}) is None}
-        columns = [column for value in self.followed for column in self._kinds(value, lengths, after)]
-        if not columns or not after:
-            return failing
-        _, first = np.unique(np.stack(columns, 1), axis=0, return_index=True)  # 3: the first length of each kind
-        if len(first) > MOST_TURNS:  # 4: too many kinds
-            return None
-        return failing | {lengths[after[place]] for place in map(int, first)}
+        failing = np.setdiff1d(lengths_walked(), self._near.lengths)
+        found = {*map(int, np.intersect1d(self._near.lengths + 1, failing))}  # the first ones
+        for numbers in (self._near, _Numbers(self, lengths_walked(FAR), is_far=True)):  # 5: far ones
+            turns = numbers.turns()
+            if turns is None:
+                return None
+            found |= turns
+        return found
 
-    def _kinds(self, value: ir.Value, lengths: Sequence[int], after: Sequence[int]) -> Iterator[np.ndarray]:
-        """What tells the lengths in `after` apart, each by a number: how a value differs from that before, and where it
-        has few values, which one it is."""
-        rows = np.stack([self._at(length)[value].reshape(-1) for length in lengths])
-        if not rows.size:
-            return
-        numbers = rows.astype(np.int8) if rows.dtype.kind == "b" else rows
-        if is_op(value.producer(), "Exp"):  # of decays: a 0 or an infinity tells, and otherwise the exponent
-            numbers = (rows == 0).astype(np.int8) + 2 * np.isinf(rows)
-        with np.errstate(all="ignore"):
-            steps = numbers[after] - numbers[[place - 1 for place in after]]
-            if steps.dtype.kind == "f":
-                usual = np.median(steps, axis=0)
-                is_usual = np.abs(steps - usual) <= ROUNDING * np.abs(numbers[after])
-                steps = np.where(is_usual, usual, steps)
-        yield _numbered(steps)
-        own = _numbered(numbers)
-        if own.max(initial=0) < FEW_VALUES:
-            yield own[after]
-
-    def _at(self, length: int) -> Mapping[ir.Value, np.ndarray]:
-        return self._rows[length] or {}
+    @property
+    def followed(self) -> Set[ir.Value]:
+        """The values that are known at all lengths at which nothing fails."""
+        return self._near.followed
 
     @cached_property
-    def followed(self) -> frozenset[ir.Value]:
-        """The values that are known at all lengths at which nothing fails."""  # 2
-        rows = [known for known in self._rows.values() if known is not None]
-        if not rows:
-            return frozenset()
-        common = set(rows[0]).intersection(*rows[1:])
-        return frozenset(
-            value for value in common if rows[0][value].size <= SMALL and len({row[value].shape for row in rows}) == 1
-        )
-
-    @cached_property
-    def _rows(self) -> dict[int, dict[ir.Value, np.ndarray] | None]:
-        """What is known at each length; None where a node fails."""
-        step = _Step(self)
-        return {length: step.known(length) for length in lengths_walked()}
+    def _near(self) -> _Numbers:
+        """The numbers at the lengths at which nothing fails."""
+        found = _Numbers(self, lengths_walked())
+        while found.failing:
+            found = _Numbers(self, np.delete(found.lengths, sorted(found.failing)))
+        return found
 
 
 @dataclass
-class _Step:
-    """Computes the numbers at lengths that rise. What is too large is not computed again."""
+class _Numbers:
+    """What is computed at these lengths. Far ones are too many to be looked at one by one."""
 
     walk: Walk
-    nodes: list[ir.Node] = field(default_factory=list)
-    constants: dict[ir.Value, Tensor | None] = field(default_factory=dict)
+    lengths: np.ndarray
+    is_far: bool = False
+    failing: set[int] = field(default_factory=set)
+    """The places of lengths at which a node fails."""
+    followed: set[ir.Value] = field(default_factory=set)
+    known: dict[ir.Value, Column | None] = field(default_factory=dict)
+    kinds: list[np.ndarray] = field(default_factory=list)
+    """What tells the lengths in `after` apart, each by a number."""
 
     def __post_init__(self) -> None:
-        """The nodes that may have numbers."""
-        known = {*RULES, *EXACT}
-        self.nodes = [
+        """Compute what the nodes make. What no later one reads is forgotten."""
+        operators = {*RULES, *EXACT}
+        nodes = [
             node
             for node in self.walk.nodes
-            if node.op_type in known and node.domain in STANDARD and not subgraphs(node)
+            if node.op_type in operators and node.domain in STANDARD and not subgraphs(node)
         ]
+        last = {value: place for place, node in enumerate(nodes) for value in node.inputs}
+        for place, node in enumerate(nodes if self.lengths.size else ()):
+            for output, column in zip(node.outputs, self._results(node) or (), strict=False):
+                self._enter(output, column)
+            for value in without_none(node.inputs):
+                if last[value] == place:
+                    self.known[value] = None
 
-    def known(self, length: int) -> dict[ir.Value, np.ndarray] | None:
-        """What is known at a length; None where a node fails."""
-        sizes = {**self.walk.sizes, **dict.fromkeys(self.walk.names, length)}
-        found, kept = dict[ir.Value, np.ndarray](), list[ir.Node]()
+    @cached_property
+    def after(self) -> np.ndarray:
+        """The places of the lengths that follow the one before."""
+        return np.flatnonzero(np.diff(self.lengths, prepend=-1) == 1)
+
+    @cached_property
+    def sizes(self) -> dict[str, np.ndarray]:
+        """The sizes of all names at these lengths."""
+        others = {name: np.array(size) for name, size in self.walk.sizes.items()}
+        return {**others, **dict.fromkeys(self.walk.names, self.lengths)}
+
+    def turns(self) -> set[int] | None:
+        """The first length of each kind; None where there are too many."""
+        if not self.kinds or not self.after.size:
+            return set()
+        _, first = np.unique(hashed(self.kinds, SEED), return_index=True)  # 3: the first length of each kind
+        if len(first) > MOST_TURNS:  # 4: too many kinds
+            return None
+        return {*map(int, self.lengths[self.after[first]])}
+
+    def _enter(self, value: ir.Value, column: Column) -> None:
+        """Enter what a node gave, where it is not too large."""
+        if column.count > (SMALL if self.is_far else LARGEST):
+            return
+        self.known[value] = column
+        if column.array is None or column.count > SMALL:
+            return
+        self.followed.add(value)  # 2: small, and of one shape
+        if column.varies and column.count:
+            numbers = column.array.reshape(-1, column.count)
+            numbers = numbers[:, (numbers != numbers[:1]).any(0)]
+            self.kinds.extend(self._kinds(numbers, is_op(value.producer(), "Exp")) if numbers.size else ())
+
+    def _kinds(self, numbers: np.ndarray, is_exponential: bool) -> Iterator[np.ndarray]:
+        """What tells the lengths in `after` apart, each by a number: how a value differs from that before, and where it
+        has few values, which one it is."""
+        if is_exponential:  # of decays: a 0 or an infinity tells, and otherwise the exponent
+            numbers = (numbers == 0).astype(np.int8) + 2 * np.isinf(numbers)
+        elif numbers.dtype.kind == "b":
+            numbers = numbers.astype(np.int8)
+        with np.errstate(all="ignore"):
+            steps = numbers[self.after] - numbers[self.after - 1]
+            if steps.dtype.kind == "f":
+                usual = np.median(steps, axis=0)
+                is_usual = np.abs(steps - usual) <= ROUNDING * np.abs(numbers[self.after])
+                steps = np.where(is_usual, usual, steps)
+        yield _numbered(steps)
+        own = _numbered(numbers)
+        if len(np.unique(own)) <= FEW_VALUES:
+            yield own[self.after]
+
+    def _results(self, node: ir.Node) -> Sequence[Column] | None:
+        """The results of a node; None where they are not known, or fail at a length."""
+        if is_op(node, "Shape", "Size") and (columns := of_sizes(node, self.walk.info, self.sizes)) is not None:
+            return columns
+        operands = [None if value is None else self._known(value) for value in node.inputs]
+        if len(without_none(operands)) < len(without_none(node.inputs)):
+            return None
         try:
-            for node in self.nodes:
-                results = self._results(node, found, sizes)
-                if results is None or max((result.size for result in results), default=0) > LARGEST:
-                    continue
-                kept.append(node)
-                found.update(zip(node.outputs, results, strict=False))
+            columns = at_once(node, operands, self.walk.info)
         except FailedError:
-            return None
-        self.nodes = kept
-        return found
+            columns = None
+        return self._one_by_one(node, operands) if columns is None and not self.is_far else columns
 
-    def _results(
-        self, node: ir.Node, found: Mapping[ir.Value, np.ndarray], sizes: Mapping[str, int]
-    ) -> list[np.ndarray] | None:
-        """The results of a node; None where they are not known."""
-        operands: list[Tensor | None] = []
-        for value in node.inputs:
-            operand = None if value is None else self._operand(node, value, found, sizes)
-            if value is not None and operand is None:
+    def _one_by_one(self, node: ir.Node, operands: Sequence[Column | None]) -> Sequence[Column] | None:
+        """The results of a node at each length in turn; None where one is not known, too large or fails."""
+        rows, failing = list[list[np.ndarray]](), set[int]()
+        for place in range(-1, len(self.lengths)):  # the longest one first, which is too much for most nodes
+            tensors = [None if column is None else exact(column.at(place)) for column in operands]
+            try:
+                results = exact_results(node, tensors, self.walk.info)
+            except FailedError:
+                failing.add(place % len(self.lengths))
+                continue
+            if results is None or max(result.size for result in results) > LARGEST:
                 return None
-            operands.append(operand)
-        dtype = self.walk.info.dtype(node.inputs[0]) if node.inputs else None
-        try:
-            results = evaluated(node, operands, dtype, False)
-        except UnknownError:
-            return None
-        exacts = [result.exact for result in results or ()]
-        known = [array for array in exacts if array is not None]
-        return known if known and len(known) == len(exacts) else None
+            rows.append(results)
+        self.failing |= failing
+        return None if failing else [of_lengths(arrays) for arrays in zip(*rows[1:], strict=True)]
 
-    def _operand(
-        self, node: ir.Node, value: ir.Value, found: Mapping[ir.Value, np.ndarray], sizes: Mapping[str, int]
-    ) -> Tensor | None:
-        if (array := found.get(value)) is not None:
-            return exact(array)
-        if is_op(node, "Shape", "Size"):
-            dims = self.walk.info.shape(value)
-            shape = None if dims is None else without_none([dim.evaluate(sizes) for dim in dims])
-            return None if shape is None or dims is None or len(shape) < len(dims) else Tensor(tuple(shape))
-        if value not in self.constants:
+    def _known(self, value: ir.Value) -> Column | None:
+        """What is known of a value."""
+        if value not in self.known:
             array = None if value in self.walk.unknown else constant(value)
-            self.constants[value] = None if array is None else exact(array)
-        return self.constants[value]
+            self.known[value] = None if array is None else Column(array)
+        return self.known[value]
 
 
-def _numbered(rows: np.ndarray) -> np.ndarray:
+def _numbered(numbers: np.ndarray) -> np.ndarray:
     """A number for each row, the same for equal ones, bit by bit."""
-    flat = np.ascontiguousarray(rows)
-    as_bytes = flat.view(np.dtype((np.void, flat.dtype.itemsize * flat.shape[1]))).reshape(-1)
-    _, numbers = np.unique(as_bytes, return_inverse=True)
-    return np.asarray(numbers).reshape(-1)
+    wide = numbers.astype(np.float64).view(np.int64) if numbers.dtype.kind == "f" else numbers.astype(np.int64)
+    return hashed([*wide.T], SEED)

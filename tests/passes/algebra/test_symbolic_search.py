@@ -10,6 +10,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 
 from fa_compiler.passes.algebra.symbolic import Dim, cap_of, simplify_given
@@ -135,7 +136,17 @@ def test_every_claim_of_an_expression_holds_at_all_small_sizes(seed: int) -> Non
             assert all(bound is None or real >= bound for bound in low), (tree, sizes, low)
             assert high is None or real <= high, (tree, sizes, high)
             assert real != 1 or not made.never_one, (tree, sizes)
+        if runs := [*values(tree)]:
+            assert_at_once(made, runs)
     assert proofs > 10
+
+
+def assert_at_once(made: Dim, runs: list[tuple[dict[str, int], int]]) -> None:
+    """All runs in one go give what each gives."""
+    sizes = {name: np.array([each[name] for each, _ in runs]) for name in NAMES}
+    found = made.evaluate_all(sizes)
+    assert found is not None
+    np.testing.assert_array_equal(np.broadcast_to(found, len(runs)), [real for _, real in runs])
 
 
 def test_every_claim_of_two_expressions_holds_at_all_small_sizes() -> None:
