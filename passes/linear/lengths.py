@@ -110,10 +110,7 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
     while todo := sorted(wanted - verdicts.keys()):
         if len(verdicts) + len(todo) > MOST_PROBES:
             return None
-        verdicts |= {length: look(length) for length in todo}
-        if verdicts[1] is Verdict.OTHER and verdicts[2] is Verdict.FAILS:
-            verdicts[1] = Verdict.FAILS  # 7: of one token
-        if Verdict.OTHER in verdicts.values():
+        if any(_is_other(length, look, verdicts) for length in todo):
             return None
         met = numbers()
         if met.is_unclear:
@@ -124,6 +121,14 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
     if not met.tables.isdisjoint(unknown):
         return None
     return _lengths(verdicts, found, met.chunks, min(unknown, default=None))
+
+
+def _is_other(length: int, look: Callable[[int], Verdict], verdicts: dict[int, Verdict]) -> bool:
+    """Does the region compute something else at this length? What it computes there is entered."""
+    verdicts[length] = look(length)
+    if length == 2 and verdicts[1] is Verdict.OTHER and verdicts[2] is Verdict.FAILS:
+        verdicts[1] = Verdict.FAILS  # 7: of one token
+    return length > 1 and Verdict.OTHER in (verdicts[1], verdicts[length])
 
 
 def _of_chunks(sizes: Iterable[int], found: int) -> set[int]:

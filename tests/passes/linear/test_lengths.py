@@ -232,6 +232,25 @@ def test_a_number_beyond_what_is_looked_at() -> None:
     same_at(proto, result, 300)
 
 
+FAR = {
+    "a quotient of a quotient": (QUOTIENTS + "x = Div(a, w9) " + IS.format(30), 2159),
+    "a quotient without a remainder": (
+        "w = Constant<value_int=3607>() a = Mod(ts, w) w7 = Constant<value_int=7>() x = Div(a, w7) " + IS.format(400),
+        2799,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_a_length_too_long_to_be_tried(name: str) -> None:
+    """Another length is claimed only below the one at which a number turns."""
+    body, before = FAR[name]
+    result, report = fused(model(body))
+    assert any(f"1 to {before - 1}; other numbers are refused" in note for note in report.notes)
+    with pytest.raises(Exception, match="out of bounds|out of data bounds"):
+        run(result, feeds(before + 1))
+
+
 def test_a_quotient_by_what_may_be_zero() -> None:
     """x n / n is NaN where n is 0, and no x."""
     proto = model("w = Relu(q) n = Slice(w, zero1, one1, ax3) a = Mul(o, n) y = Div(a, n) ")
