@@ -42,7 +42,7 @@ SUMS: set[str] = set()
 FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
 FAR = 128
 """Where a constant of this size or more is added, the other operand loses bits: x + 12582912 - 12582912 is x rounded to
-an integer, and no x."""
+an integer, and no x. Of 0.01 x it is a hundredth of this size."""
 INVERSES = 0x1DE
 """Of the numbers that stand for 1 divided by what may be 0."""
 
@@ -260,7 +260,7 @@ def _rounded(call: Call, total: Tensor) -> Tensor:
     for operand in call.operands:
         if operand is not None and operand.exact is not None and operand.exact.dtype.kind not in "biu":
             wide = np.abs(operand.exact.astype(np.float64))
-            is_far |= (wide >= FAR) & np.isfinite(wide)
+            is_far |= (wide >= FAR * min(1.0, total.scale)) & np.isfinite(wide) & (wide > 0)
     if not is_far.any():
         return total
     (other,) = unknown_function(call)
@@ -312,7 +312,8 @@ def _matmul(call: Call) -> list[Tensor]:
     shape = np.matmul(
         *(np.broadcast_to(np.zeros((), np.int8), tensor.shape) for tensor in (call[0], call[1]))
     ).shape  # it raises where the shapes do not fit
-    return [Tensor(shape) if left is None or right is None else of_field(matmul(left, right))]
+    scale = call[0].scales()[1] * call[1].scales()[1]
+    return [Tensor(shape) if left is None or right is None else of_field(matmul(left, right), scale)]
 
 
 @rule("Einsum")

@@ -50,6 +50,8 @@ class Tensor:
     """The exponents, where the value is a sum of others."""
     raised: np.ndarray | None = None
     """The powers, once they are asked for."""
+    scale: float = 1.0
+    """The known factors of the elements, where these are no known numbers: 0.01 for 0.01 x."""
 
     def numbers(self) -> np.ndarray | None:
         """The elements modulo PRIME."""
@@ -69,6 +71,14 @@ class Tensor:
         if self.raised is None and sums is not None and sums.blocked is None:
             self.raised = power(sums.numbers)
         return self.raised
+
+    def scales(self) -> tuple[float, float]:
+        """The least and the largest factor by which a product with the tensor is scaled."""
+        if self.exact is None:
+            return self.scale, self.scale
+        sizes = np.abs(self.exact.astype(np.float64))
+        sizes = sizes[np.isfinite(sizes) & (sizes > 0)]
+        return (float(sizes.min()), float(sizes.max())) if sizes.size else (1.0, 1.0)
 
     def _own_exponents(self) -> Exponents | None:
         if self.exact is None:
@@ -90,9 +100,14 @@ def exact(array: np.ndarray) -> Tensor:
     return Tensor(array.shape, exact=array)
 
 
-def of_field(array: np.ndarray) -> Tensor:
+def of_field(array: np.ndarray, scale: float = 1.0) -> Tensor:
     """A tensor of numbers modulo PRIME."""
-    return Tensor(array.shape, field=array)
+    return Tensor(array.shape, field=array, scale=scale)
+
+
+def least_scale(tensors: Sequence[Tensor]) -> float:
+    """The least scale of tensors that are not known."""
+    return min((tensor.scale for tensor in tensors if tensor.exact is None), default=1.0)
 
 
 def moved(sources: Sequence[Tensor], move: Callable[..., np.ndarray], with_sums: bool) -> Tensor:
@@ -103,10 +118,11 @@ def moved(sources: Sequence[Tensor], move: Callable[..., np.ndarray], with_sums:
     fields = [source.numbers() for source in sources]
     field = None if any(array is None for array in fields) else np.asarray(move(*fields))
     sums = _moved_sums([source.exponents() for source in sources], move) if with_sums else None
+    scale = least_scale(sources)
     if field is not None:
-        return Tensor(field.shape, field=field, sums=sums)
+        return Tensor(field.shape, field=field, sums=sums, scale=scale)
     if sums is not None:
-        return Tensor(sums.numbers.shape, sums=sums)
+        return Tensor(sums.numbers.shape, sums=sums, scale=scale)
     shape = np.asarray(move(*(np.zeros(source.shape, dtype=np.int8) for source in sources))).shape
     return Tensor(shape)
 
@@ -125,7 +141,7 @@ def _moved_sums(sources: Sequence[Exponents | None], move: Callable[..., np.ndar
 def added(left: Tensor, right: Tensor, sign: int, with_sums: bool) -> Tensor:
     """left + right, or left - right where `sign` is -1."""
     shape = broadcast(left, right)
-    result = Tensor(shape)
+    result = Tensor(shape, scale=least_scale([left, right]))
     one, other = left.numbers(), right.numbers()
     if one is not None and other is not None:
         result.field = reduced(one + sign * other)
@@ -151,7 +167,7 @@ def multiplied(left: Tensor, right: Tensor, with_sums: bool) -> Tensor:
     one, other = left.numbers(), right.numbers()
     if one is None or other is None:
         return Tensor(shape)
-    result = of_field(times(one, other))
+    result = of_field(times(one, other), left.scales()[1] * right.scales()[1])
     for factor, rest in ((left, right), (right, left)):
         if with_sums and factor.exact is not None and _is_whole(factor.exact):
             result.sums = _scaled(rest.exponents(), factor.exact)
@@ -177,7 +193,9 @@ def divided(left: Tensor, right: Tensor) -> Tensor:
     """The quotient, element by element."""
     shape = broadcast(left, right)
     one, other = left.numbers(), right.numbers()
-    return Tensor(shape) if one is None or other is None else of_field(times(one, inverse(other)))
+    if one is None or other is None:
+        return Tensor(shape)
+    return of_field(times(one, inverse(other)), left.scales()[1] / right.scales()[0])
 
 
 def summed(source: Tensor, total: Callable[[np.ndarray], np.ndarray], with_sums: bool) -> Tensor:
@@ -186,7 +204,7 @@ def summed(source: Tensor, total: Callable[[np.ndarray], np.ndarray], with_sums:
         return exact(np.asarray(total(source.exact)).astype(source.exact.dtype))
     field, sums = source.numbers(), source.exponents() if with_sums else None
     shape = np.asarray(total(np.zeros(source.shape, dtype=np.int8))).shape
-    result = Tensor(shape)
+    result = Tensor(shape, scale=source.scale)
     if field is not None:
         result.field = reduced(np.asarray(total(field)))
     if sums is not None:

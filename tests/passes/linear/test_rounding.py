@@ -16,6 +16,10 @@ WIDE = "qx = Cast<to=1>(q) kx = Cast<to=1>(k) vx = Cast<to=1>(v) sx = Cast<to=1>
 SIMILAR = {
     "a limit from below and one from above": "c = Constant<value_float=0.5>() k1 = Clip(k, c) k2 = Clip(k, , c) ",
     "a rounded value": "c = Constant<value_float=12582912.0>() a = Add(k, c) k1 = Sub(a, c) k2 = Identity(k) ",
+    "a small value that is rounded": "c = Constant<value_float=1.0>() f = Constant<value_float=9.5367431640625e-07>() "
+    "g = Constant<value_float=1048576.0>() a = Mul(k, f) b = Add(a, c) d = Sub(b, c) k1 = Mul(d, g) k2 = Identity(k) ",
+    "a small quotient that is rounded": "c = Constant<value_float=1.0>() g = Constant<value_float=1048576.0>() "
+    "a0 = Div(k, g) a = Transpose<perm=[0,1,2]>(a0) b = Add(a, c) d = Sub(b, c) k1 = Mul(d, g) k2 = Identity(k) ",
     "a rounded sum": "c = Constant<value_float=12582912.0>() a = Sum(k, c) k1 = Sub(a, c) k2 = Sum(k) ",
 }
 
