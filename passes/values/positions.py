@@ -16,7 +16,8 @@ dimension of a value an Affine over the indices of the mask.
                                                    (tf2onnx writes a band of a matrix with these)
             | Where(truth, number, number) | truth as 0 and 1
             | Trilu(number)                                       number or 0
-            | Concat(number, number, ...)                         by the place along its axis
+            | Concat(number, number, ...)                         by the place along its axis; of truths where the
+                                                                  tensor runs along rows and keys
     truth  := a comparison of numbers | And | Or | Xor | Not | Where(truth, truth, truth)
             | a comparison of two elements of one integer tensor, whatever it holds (ElementComparison), or of a number
               linear in the index and such an element (IndexLessThanElement)
@@ -223,7 +224,14 @@ class Positions:
             return None
         if is_op(node, *TRUTHS):
             return TRUTHS[node.op_type](self, node, index)
+        if is_op(node, *ELEMENTS):
+            return if_known(nonzero, ELEMENTS[node.op_type](self, node, index)) if self._is_plane(index) else None
         return self.truth(*self._before_move(value, index))
+
+    def _is_plane(self, index: Index) -> bool:
+        """Does an index run along the last two dimensions of a mask, its rows and keys? A tensor along the keys alone
+        is padding, and may stay the tensor that it is."""
+        return self.rank > 1 and all(any(place.steps[k] for place in index) for k in (-2, -1))
 
     def _negated(self, node: ir.Node, index: Index) -> Formula | None:
         return if_known(negation, self.truth(node.inputs[0], index))
@@ -558,8 +566,8 @@ TRUTHS: Mapping[str, Callable[[Positions, ir.Node, Index], Formula | None]] = {
     "Trilu": Positions._truth_in_triangle,
     "ConstantOfShape": Positions._constant_truth,
 }
-"""How a truth value follows from the operands of an operator. Operators that are not listed may move it
-(ops/moves.py)."""
+"""How a truth value follows from the operands of an operator. Operators that are not listed may choose it from several
+operands (ELEMENTS), or move it (ops/moves.py)."""
 NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
     **ELEMENTS,
     **dict.fromkeys(ARITHMETIC, Positions._computed),

@@ -93,6 +93,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "Range": {"source": ("range", "difference")},
         "CumSum": {"source": ("cumsum",)},
         "a constant cut to size": {"source": ("slice", "slice_lifted", "positions")},
+        "parts that a Concat joins": "masks/test_structure.py",
         "causal": {"pattern": ("causal", "strict", "ahead", "future")},
         "to one side of the diagonal": "masks/test_structure.py",
         "cached keys": {"pattern": ("cached",)},

@@ -136,12 +136,20 @@ JOINED = (
     "t = Trilu<upper=1>(o, one) joined = Concat<axis=1>(seen, t) c = Cast<to=9>(joined) m = Not(c)"
 )
 """A triangle behind columns for the cached keys, as transformers writes it."""
+JOINED_TRUTHS = (
+    "past_ = Unsqueeze(past, first) before = Concat<axis=0>(rows_, past_) own = Concat<axis=0>(rows_, rows_) "
+    "seen = ConstantOfShape<value=bool[1] {1}>(before) o = ConstantOfShape<value=bool[1] {1}>(own) "
+    "t = Trilu<upper=0>(o) m = Concat<axis=1>(seen, t)"
+)
+"""The same as truth values."""
 
 
 @pytest.mark.parametrize(
     "mask",
     [
         JOINED,
+        JOINED_TRUTHS,
+        JOINED_TRUTHS.replace("t = Trilu<upper=0>(o)", "iu = Unsqueeze(i1, first) t = LessOrEqual(iu, i)"),
         "m = LessOrEqual(j, ip)",
         "end = Unsqueeze(i1, last) e_ = Add(end, past) m = GreaterOrEqual(e_, j)",
         "o = ConstantOfShape<value=bool[1] {1}>(square) m = Trilu<upper=0>(o, past)",
@@ -155,17 +163,19 @@ def test_causal_behind_cached_keys(mask: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    ("joined", "old", "new"),
     [
-        ("float[1] {0.0}>(before)", "float[1] {1.0}>(before)"),
-        ("Concat<axis=1>(seen, t)", "Concat<axis=1>(t, seen)"),
-        ("Trilu<upper=1>(o, one)", "Trilu<upper=0>(o, one)"),
+        (JOINED, "float[1] {0.0}>(before)", "float[1] {1.0}>(before)"),
+        (JOINED, "Concat<axis=1>(seen, t)", "Concat<axis=1>(t, seen)"),
+        (JOINED, "Trilu<upper=1>(o, one)", "Trilu<upper=0>(o, one)"),
+        (JOINED_TRUTHS, "bool[1] {1}>(before)", "bool[1] {0}>(before)"),
+        (JOINED_TRUTHS, "Concat<axis=1>(seen, t)", "Concat<axis=1>(t, seen)"),
+        (JOINED_TRUTHS, "Trilu<upper=0>(o)", "Trilu<upper=1>(o)"),
     ],
-    ids=["cached keys masked", "cached keys behind", "future kept"],
 )
-def test_a_triangle_joined_to_other_columns_is_no_band(old: str, new: str) -> None:
-    assert JOINED.count(old) == 1
-    proto = model(PAST + JOINED.replace(old, new), inputs=CACHED)
+def test_a_triangle_joined_to_other_columns_is_no_band(joined: str, old: str, new: str) -> None:
+    assert joined.count(old) == 1
+    proto = model(PAST + joined.replace(old, new), inputs=CACHED)
     result, report = fused(proto)
     assert report.blocks[0].mask == "atten_mask"
     for rows, past in ((5, 3), (1, 2), (4, 0)):
