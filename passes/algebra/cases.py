@@ -49,6 +49,8 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "Min": np.minimum,
     "Max": np.maximum,
 }
+BITS: Mapping[str, Callable[..., Any]] = {"BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or}
+"""Operators on the bits of two integers, which are followed where both are known, as those of 0 and 1."""
 EXACT_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Float types that hold every position of a sequence that fits into memory."""
 RANGES = {
@@ -285,7 +287,7 @@ def arithmetic(op: str, left: Number | None, right: Number | None, dtype: ir.Dat
     if isinstance(left, Affine) and isinstance(right, Affine):
         return _whole_arithmetic(op, left, right)
     a, b = _constant(left), _constant(right)
-    if a is None or b is None or dtype is None or dtype in INTEGERS:
+    if a is None or b is None or dtype is None or dtype in INTEGERS or op in BITS:
         return None
     with np.errstate(all="ignore"):
         result = ARITHMETIC[op](np.float64(a), np.float64(b))
@@ -293,7 +295,11 @@ def arithmetic(op: str, left: Number | None, right: Number | None, dtype: ir.Dat
 
 
 def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:
-    """`left op right` of two integers; None for a product that is not linear in the position."""
+    """`left op right` of two integers; None for a product that is not linear in the position, and for bits of integers
+    that are not known."""
+    if op in BITS:
+        known = left.const is not None and right.const is not None
+        return Affine.number(int(BITS[op](left.const, right.const)), len(left.steps)) if known else None
     if op == "Add":
         return left + right
     if op == "Sub":

@@ -28,7 +28,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.cases import ARITHMETIC, COMPARE
+from fa_compiler.passes.algebra.cases import ARITHMETIC, BITS, COMPARE
 from fa_compiler.passes.algebra.intervals import (
     EVERYTHING,
     UNKNOWN,
@@ -294,7 +294,7 @@ BOOLEAN: ValueSet = frozenset((0.0, 1.0))
 ZERO: ValueSet = frozenset((0.0,))
 SHORT_FLOATS = (np.float16, ml_dtypes.bfloat16)
 """Types whose results may be rounded or not: ONNX Runtime may keep them in float32 from one operator to the next."""
-PAIRWISE: Mapping[str, Callable[..., np.ndarray]] = {**ARITHMETIC, "Div": np.divide}
+PAIRWISE: Mapping[str, Callable[..., np.ndarray]] = {**ARITHMETIC, **BITS, "Div": np.divide}
 
 
 class Sets(Protocol):
@@ -443,6 +443,8 @@ def _of_pairs(op: str, one: ValueSet, other: ValueSet, kind: type) -> ValueSet |
         whole = np.issubdtype(kind, np.integer)
         if op == "Div" and (whole or (pairs[:, 1] == 0).any()):
             return None
+        if op in BITS:  # a type that holds two integers holds every number of their bits
+            return set_of(BITS[op](*pairs.T)) if whole else None
         results, fits = PAIRWISE[op](pairs[:, 0], pairs[:, 1]), True
         if whole:
             # For two integers up to 2^53, float64 is close enough to see whether their sum or product fits.

@@ -11,6 +11,7 @@ dimension of a value an Affine over the indices of the mask.
     number := a constant | a small tensor of known content | Range(start, limit, step)
             | number + number | number - number | number * number | -number | |number|
             | min(number, number) | max(number, number)
+            | BitwiseAnd(number, number) | BitwiseOr(number, number)     of numbers that are known, such as 0 and 1
             | CumSum(the same whole number everywhere)            c, 2c, 3c, ..., also of floats
             | Mod(flat, n) | Div(flat, n)          flat = 0, 1, 2, ... reshaped to [.., n]: the column, the row
                                                    (tf2onnx writes a band of a matrix with these)
@@ -47,6 +48,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.cases import (
     ARITHMETIC,
+    BITS,
     EXACT_FLOATS,
     INTEGERS,
     MAX_CASES,
@@ -432,7 +434,7 @@ class Positions:
         return number_of_large(large, shape, index, self.rank, self.info.labels)
 
     def _computed(self, node: ir.Node, index: Index) -> Number | None:
-        """An operator of ARITHMETIC with two operands."""
+        """An operator of ARITHMETIC or BITS with two operands."""
         if len(node.inputs) != 2:
             return None
         left, right = (self.number(*operand) for operand in self.operands(node, index))
@@ -570,7 +572,7 @@ TRUTHS: Mapping[str, Callable[[Positions, ir.Node, Index], Formula | None]] = {
 operands (ELEMENTS), or move it (ops/moves.py)."""
 NUMBERS: Mapping[str, Callable[[Positions, ir.Node, Index], Number | None]] = {
     **ELEMENTS,
-    **dict.fromkeys(ARITHMETIC, Positions._computed),
+    **dict.fromkeys((*ARITHMETIC, *BITS), Positions._computed),
     **dict.fromkeys(("Neg", "Abs"), Positions._signed),
     "Where": Positions._chosen,
     "Cast": Positions._cast_number,

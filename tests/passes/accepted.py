@@ -98,6 +98,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "to one side of the diagonal": "masks/test_structure.py",
         "cached keys": {"pattern": ("cached",)},
         "sliding windows, bands": {"pattern": ("window", "cached_window", "band")},
+        "the bits of integers": "masks/test_structure.py",
         "padding beside": {"padding": ("", "and", "times", "gather"), "bound": (False, True)},
         "assigned to a slice or expanded to all rows": "masks/test_structure.py",
         "of heads that are folded into the batch": "masks/test_structure.py",

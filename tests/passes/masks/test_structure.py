@@ -39,10 +39,10 @@ LIKE = "f1 = Where(m, nothing, minus) f = CastLike(f1, s) x = Add(s, f) "
 """A mask that takes the type of the scores, as the function body of ONNX's Attention writes it."""
 
 
-def model(mask: str, use: str = FLOAT, inputs: str = SELF, more: str = "") -> onnx.ModelProto:
+def model(mask: str, use: str = FLOAT, inputs: str = SELF, more: str = "", opset: int = 17) -> onnx.ModelProto:
     """Attention behind `mask`, which computes m (true: attended) from i and j, applied as `use` says."""
     body = PRODUCT_QK + NUMBERS + LENGTHS + GRID + mask + " " + use + SOFTMAX.format("x") + PRODUCT_PV
-    return parse(body, more, inputs=inputs, opset=17)
+    return parse(body, more, inputs=inputs, opset=opset)
 
 
 def same(proto: onnx.ModelProto, target: Target = "ort", cached: bool = False) -> tuple[Block, dict[str, int]]:
@@ -285,6 +285,35 @@ def test_padding_beside_a_band(mask: str, guard: str) -> None:
     block, attrs = same(model(mask, use, more="bool[B,1,1,S] pad"))
     assert (block.mask, attrs["sparse_mode"]) == ("causal+atten_mask", 2)
     assert "EXT-BAND-MASK" in block.extensions
+
+
+BITWISE = "c = GreaterOrEqual(i, j) band = Cast<to=7>(c) own = Cast<to=7>(pad) "
+BY_BITS = {
+    "And": "n = BitwiseAnd(band, own) m = Cast<to=9>(n)",
+    "And with 1, multiplied": "o = BitwiseAnd(own, one) n = Mul(band, o) m = Cast<to=9>(n)",
+    "Or of what is masked": "d = Sub(one, band) o = Sub(one, own) n = BitwiseOr(d, o) m = Equal(n, zero)",
+    "of numbers of several bits": "o = Mul(own, three) b = Add(band, two) n = BitwiseAnd(b, o) m = Equal(n, three)",
+}
+
+
+@pytest.mark.parametrize("mask", BY_BITS.values(), ids=BY_BITS)
+def test_a_band_and_padding_by_the_bits_of_integers(mask: str) -> None:
+    block, attrs = same(model(BITWISE + mask, SELECT, more="bool[B,1,1,S] pad", opset=18))
+    assert (block.mask, attrs["sparse_mode"]) == ("causal+atten_mask", 2)
+
+
+@pytest.mark.parametrize(
+    ("mask", "kept"),
+    [
+        ("o = BitwiseAnd(own, two) n = Mul(band, o) m = Cast<to=9>(n)", "atten_mask"),
+        ("n = BitwiseOr(band, own) m = Cast<to=9>(n)", "atten_mask"),
+        ("o = BitwiseAnd(own, i) n = Mul(band, o) m = Cast<to=9>(n)", "atten_mask"),
+    ],
+    ids=["no common bit", "either", "bits of positions"],
+)
+def test_bits_that_make_no_band(mask: str, kept: str) -> None:
+    block, _ = same(model(BITWISE + mask, SELECT, more="bool[B,1,1,S] pad", opset=18))
+    assert block.mask == kept
 
 
 AXES = (

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from onnx.reference import ReferenceEvaluator
 
 from fa_compiler.passes import Options, fuse
+from fa_compiler.passes.algebra.cases import BITS
 from fa_compiler.passes.algebra.intervals import Bound
 from fa_compiler.passes.ir.nodes import constant, remember_versions
 from fa_compiler.passes.ops.numbers import ValueSet
@@ -254,7 +255,7 @@ def programs(draw: st.DrawFn) -> list[tuple[str, str, str]]:
             case "neg":
                 text = f"Neg({pick(kind)})"
             case _:
-                names = ["Add", "Sub", "Mul", "Min", "Max"] + (["Div"] if kind not in INTEGERS else [])
+                names = ["Add", "Sub", "Mul", "Min", "Max", *(BITS if kind in INTEGERS else ["Div"])]
                 text = f"{draw(st.sampled_from(names))}({pick(kind)}, {pick(kind)})"
         known[kind].append(name)
         program.append((name, kind, text))

@@ -474,7 +474,7 @@ class Program:
         if one is not None:
             number, op = (
                 self._const(self.rng.choice([-2, -1, 0, 1, 2, 3])),
-                self.rng.choice(["Add", "Sub", "Mul", "Max", "Min"]),
+                self.rng.choice(["Add", "Sub", "Mul", "Max", "Min", "BitwiseAnd", "BitwiseOr"]),
             )
             pair = (one.name, number) if self.rng.random() < 0.7 else (number, one.name)
             self._kept(self._op(op, *pair), INT, one.shape)
