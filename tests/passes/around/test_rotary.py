@@ -294,6 +294,30 @@ def test_a_part_of_a_head_is_rotated() -> None:
     assert_equal(proto, result)
 
 
+SEQUENCE = (
+    "l = SplitToSequence<axis=-1>(x, {}) a = SequenceAt(l, {}) b = SequenceAt(l, {}) n = Neg(b) "
+    "r = Concat<axis=-1>(n, a) u = Mul(x, c) v = Mul(r, s) y = Add(u, v) w2 = Softmax<axis=-1>(x)"
+)
+PLACES = "int64 first = {0}, int64 second = {1}, int64[2] sizes = {4,4}, int64 size = {4}, int64[2] unequal = {3,5}"
+
+
+@pytest.mark.parametrize(
+    ("places", "rotated"),
+    [
+        (("size", "first", "second"), True),
+        (("sizes", "first", "second"), True),
+        (("sizes", "second", "first"), False),
+        (("unequal", "first", "second"), False),
+    ],
+)
+def test_halves_out_of_a_sequence(places: tuple[str, ...], rotated: bool) -> None:
+    """Splits are made of sequences (prepare/identities.py) where a model has a softmax, which may be attention."""
+    proto = model(SEQUENCE.format(*places), TOKENS_FIRST, f"{BEHIND}, {BEHIND[:-1]}w2", more=PLACES)
+    result, _ = fused(proto)
+    assert operators(result) == ["RotaryPositionEmbedding"] * rotated
+    assert_equal(proto, result)
+
+
 def test_a_transposed_tensor_that_is_read_elsewhere_stays() -> None:
     inputs = HEADS_FIRST.replace("float[B,6,S,8] x", "float[B,S,6,8] z")
     body = "x = Transpose<perm=[0,2,1,3]>(z) " + ROTATED + END + " w2 = Neg(x)"
