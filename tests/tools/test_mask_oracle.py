@@ -52,6 +52,12 @@ MODELS: dict[str, tuple[str, str, str]] = {
         f"f = Constant<value_float={LOWEST}>() d = Where(m, s, f) x = Add(d, b)",
         "atten_mask+real_shift",
     ),
+    "a mask behind a number that swallows": (
+        "bool[2,1,S,T] m, bool[1,1,S,T] n",
+        f"c = Constant<value_float=-1e9>() b = Add(s, c) f = Constant<value_float={LOWEST}>() "
+        "z = Constant<value_float=0.0>() a = Where(m, z, f) d = Add(b, a) l = Neg(f) e = Where(n, z, l) x = Add(d, e)",
+        "atten_mask+real_shift",
+    ),
 }
 """Further inputs, the terms from s to x, and the label of the plan."""
 
@@ -73,7 +79,14 @@ def planned(name: str) -> tuple[Planned, Verdict]:
     return [each for each in verdicts if not each[0].planner.options.assume][-1]
 
 
-@pytest.mark.parametrize("name", MODELS)
+def test_a_step_that_reads_a_mask_as_a_whole_is_unread() -> None:
+    """Every score is swallowed, and the plan adds the mask as a tensor. The oracle sees it in two terms."""
+    made, answer = planned("a mask behind a number that swallows")
+    assert isinstance(made.plan.bias[1], Add)
+    assert answer.word == "unread", answer
+
+
+@pytest.mark.parametrize("name", MODELS.keys() - {"a mask behind a number that swallows"})
 def test_plans_are_confirmed(name: str) -> None:
     made, answer = planned(name)
     assert made.plan.mask_label == MODELS[name][2]

@@ -298,6 +298,8 @@ class _Rows:
             filled = [index for index, term in enumerate(self.terms) if term.node is step.node]
             if not alike and not (isinstance(step, Select) and filled):
                 raise _UnreadError(f"no term is {type(step).__name__} of {step.node.name!r}")
+            if isinstance(step, Add) and len(filled) > 1 and not self._reads(step, alike[0]):
+                raise _UnreadError(f"a step reads the addend of {step.node.name!r} before it was taken apart")
             places.append(alike[0] if alike else filled[-1])
         return places
 
