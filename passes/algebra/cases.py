@@ -49,7 +49,7 @@ ARITHMETIC: Mapping[str, Callable[..., Any]] = {
     "Min": np.minimum,
     "Max": np.maximum,
 }
-BITS: Mapping[str, Callable[..., Any]] = {"BitwiseAnd": np.bitwise_and, "BitwiseOr": np.bitwise_or}
+BITS: Mapping[str, Callable[..., Any]] = {"BitwiseAnd": operator.and_, "BitwiseOr": operator.or_}
 """Operators on the bits of two integers, which are followed where both are known, as those of 0 and 1."""
 EXACT_FLOATS = (ir.DataType.FLOAT, ir.DataType.DOUBLE)
 """Float types that hold every position of a sequence that fits into memory."""
@@ -299,7 +299,7 @@ def _whole_arithmetic(op: str, left: Affine, right: Affine) -> Number | None:
     that are not known."""
     if op in BITS:
         known = left.const is not None and right.const is not None
-        return Affine.number(int(BITS[op](left.const, right.const)), len(left.steps)) if known else None
+        return Affine.number(BITS[op](left.const, right.const), len(left.steps)) if known else None
     if op == "Add":
         return left + right
     if op == "Sub":
