@@ -124,11 +124,11 @@ def fused(
     report = fuse(graph, Options(target, assume=frozenset(assume), in_place_caches=in_place_caches, only=only))
     result = ir.to_proto(graph)
     onnx.checker.check_model(result, full_check=True)
+    made, info = [node for node in graph.graph.all_nodes() if node.domain == DOMAIN], analyse(graph)
     violations = [
         str(violation)
-        for node in graph.graph.all_nodes()
-        if node.domain == DOMAIN
-        for violation in verify(node_view(node, analyse(graph)), "ort" if target == "ort" else PRODUCT)
+        for node in made
+        for violation in verify(node_view(node, info), "ort" if target == "ort" else PRODUCT)
         if target == "ascend" or violation.extension is None
     ]
     assert not violations, violations
@@ -141,22 +141,17 @@ def session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel = ORIGINAL
 
     It knows only those fused operators that the model may have, because each of them takes time.
     """
-    imports = [*model.opset_import, *(each for function in model.functions for each in function.opset_import)]
-    text = model.SerializeToString()
-    fused = any(each.domain == DOMAIN for each in imports)
-    return _session(text, tuple(name for name in names() if name.encode() in text) if fused else None, level)
+    return _session(model.SerializeToString(), level)
 
 
 @functools.lru_cache(maxsize=32)
-def _session(
-    model: bytes, operators: tuple[str, ...] | None, level: ort.GraphOptimizationLevel
-) -> ort.InferenceSession:
+def _session(model: bytes, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    if operators is not None:
-        options.add_session_config_entry(OPERATORS, ",".join(operators))
+    if DOMAIN.encode() in model:
+        options.add_session_config_entry(OPERATORS, ",".join(name for name in names() if name.encode() in model))
         register_custom_ops(options)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
