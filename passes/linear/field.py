@@ -20,6 +20,8 @@ ROOT = 2
 """It generates all numbers but 0."""
 _LOW = 1 << 16
 _SMALL = 1 << 20
+_FEW = 256
+"""So many numbers are inverted faster one by one."""
 _WIDE = 1 << 8
 """So many products of 30 by 15 bits and their signs have a sum that float64 holds exactly."""
 
@@ -81,8 +83,9 @@ def power(exponents: np.ndarray) -> np.ndarray:
 
 def inverse(array: np.ndarray) -> np.ndarray:
     """1 divided by each element; 0 for 0, which a random element hardly is."""
-    if not array.size:  # the search divides what fits, and mostly nothing does
-        return array
+    if array.size <= _FEW:
+        numbers = [pow(number, -1, PRIME) if number else 0 for number in array.reshape(-1).tolist()]
+        return np.array(numbers, dtype=np.int64).reshape(array.shape)
     result, square, exponent = np.ones_like(array), array, PRIME - 2
     while exponent:
         if exponent & 1:

@@ -30,7 +30,7 @@ from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
 from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows_of
 from fa_compiler.passes.linear.corrections import Correction, Fit, Token
 from fa_compiler.passes.linear.evaluation import Evaluation
-from fa_compiler.passes.linear.field import PRIME, inverse, of_number, reduced, times
+from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
 from fa_compiler.passes.linear.tensors import Tensor
 from fa_compiler.passes.values.bounds import Bounds
@@ -515,10 +515,11 @@ class _Firsts:
             if start is not None:
                 got = reduced(got + dot(self.keys, start)[:, None, None, None])
             same = (times(got, goal[:1]) == times(got[..., :1], goal)).all(axis=-1) & (got[..., 0] != 0)
-            places = np.argwhere(same)
-            ratios = times(inverse(got[..., 0][same]), goal[0])
-            are_fits = np.isin(ratios, list(scales)) & (places[:, 0] != places[:, 1])
-            for (query, key, factor, value), ratio in zip(places[are_fits], ratios[are_fits], strict=True):
+            places, known = np.argwhere(same), np.array([*scales], np.int64)
+            are_scales = times(got[..., 0][same][:, None], known) == goal[0]
+            are_fits = are_scales.any(axis=1) & (places[:, 0] != places[:, 1])
+            ratios = known[are_scales[are_fits].argmax(axis=1)] if len(known) else known
+            for (query, key, factor, value), ratio in zip(places[are_fits], ratios, strict=True):
                 fits.append(_Fit(is_delta, int(query), int(key), int(factor), int(value), int(ratio)))
         if start is None:
             fits += [replace(fit, is_delta=True) for fit in fits]

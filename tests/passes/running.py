@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -141,17 +141,28 @@ def session(model: onnx.ModelProto, level: ort.GraphOptimizationLevel = ORIGINAL
 
     It knows only those fused operators that the model may have, because each of them takes time.
     """
-    return _session(model.SerializeToString(), level)
+    nodes = [*model.graph.node, *(node for function in model.functions for node in function.node)]
+    used = {*_op_types(nodes)}
+    operators = tuple(name for name in names() if name in used)
+    return _session(model.SerializeToString(), operators, level)
+
+
+def _op_types(nodes: Iterable[onnx.NodeProto]) -> Iterator[str]:
+    """Those of the nodes, and of what they contain."""
+    for node in nodes:
+        yield node.op_type
+        for attr in node.attribute:
+            yield from _op_types(attr.g.node)
 
 
 @functools.lru_cache(maxsize=32)
-def _session(model: bytes, level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
+def _session(model: bytes, operators: tuple[str, ...], level: ort.GraphOptimizationLevel) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.graph_optimization_level = level
     options.log_severity_level = 4
     options.intra_op_num_threads = 1
-    if DOMAIN.encode() in model:
-        options.add_session_config_entry(OPERATORS, ",".join(name for name in names() if name.encode() in model))
+    if operators:
+        options.add_session_config_entry(OPERATORS, ",".join(operators))
         register_custom_ops(options)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 

@@ -152,14 +152,14 @@ FOLLOWED = (
 EVERY: list[Callable[[Draft], None]] = [*OWN, *(kind for kind in dict.fromkeys(KINDS) if kind is not elementwise)]
 
 
-def check(tensor: Tensor, real: np.ndarray, is_exact: bool, text: str) -> None:
+def check(tensor: Tensor, real: np.ndarray, is_exact: bool) -> None:
     """Compare a result: modulo the prime where no number is known in every run, and itself otherwise."""
-    assert tensor.shape == real.shape, text
+    assert tensor.shape == real.shape
     if tensor.exact is not None:
-        assert tensor.exact.dtype == real.dtype, text
-        np.testing.assert_allclose(tensor.exact, real, ROUNDED if real.dtype.kind == "f" else 0, ROUNDED, err_msg=text)
+        assert tensor.exact.dtype == real.dtype
+        np.testing.assert_allclose(tensor.exact, real, ROUNDED if real.dtype.kind == "f" else 0, ROUNDED)
     elif not is_exact and tensor.field is not None:
-        assert np.array_equal(tensor.field, of_numbers(real)), text
+        assert np.array_equal(tensor.field, of_numbers(real))
 
 
 def compared(d: Draft, opset: int, feeds_of: random.Random, is_exact: bool) -> int:
@@ -193,7 +193,10 @@ def compared(d: Draft, opset: int, feeds_of: random.Random, is_exact: bool) -> i
         for item, real in zip(runner.get_outputs(), results, strict=True):
             got = point.known.get(made[item.name])
             if isinstance(got, Tensor) and not (isinstance(real, list) or point.leaves):
-                check(got, real, is_exact, f"{item.name} of {d.nodes} {d.constants} {feeds}")
+                try:
+                    check(got, real, is_exact)
+                except AssertionError as error:
+                    raise AssertionError(f"{item.name} of {d.nodes} {d.constants} {feeds}") from error
                 done += 1
     return done
 
