@@ -34,7 +34,7 @@ from fa_compiler.passes.convolution.fuse import fuse_convolutions
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
-from fa_compiler.passes.in_place import use_buffers
+from fa_compiler.passes.in_place import possible_buffers, use_buffers
 from fa_compiler.passes.ir.nodes import graph_opset, is_op, is_read, remember_versions, subgraphs
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
@@ -123,6 +123,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         seconds=time.perf_counter() - started,
         notes=run.notes,
         caches=caches,
+        possible_buffers=run.possible_buffers(model, blocks),
         around=around,
         written_out=written,
     )
@@ -210,6 +211,14 @@ class _Run:
         if not caches:
             self.notes.append("no input is a cache that grows by a Concat, so that there is nothing to put in place")
         return blocks, caches
+
+    def possible_buffers(self, model: ir.Model, blocks: Sequence[Block]) -> list[str]:
+        """The caches that could be in place, where the user did not ask for it."""
+        options = self.facts.options
+        asked = options.target != "ort" or options.in_place_caches
+        if asked or not any(block.status == "fused" for block in blocks):
+            return []
+        return possible_buffers(model.graph, self.facts.info)
 
     def write_out(self, model: ir.Model) -> list[str]:
         """Write out operators without a kernel. Returns a sentence for each of them."""

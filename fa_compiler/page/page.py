@@ -24,6 +24,7 @@ from fa_compiler.page.provenance import Provenance, Written
 from fa_compiler.page.wording import link_to, unbroken, worded
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.report import Missed, first_of, ranges
+from fa_compiler.pipeline.how_to_run import COPIED
 from fa_compiler.protos.subgraphs import all_nodes
 
 LENGTHS = (512, 2048, 8192, 32768)
@@ -293,6 +294,8 @@ def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
     if run.written is None:
         command = ["fa-compiler", "optimize", str(run.model), "-o", "fused.onnx", *run.options, "--verify"]
         yield from _code(shell.command(command))
+        if report.possible_buffers:
+            yield f"<p>{worded(COPIED)}</p>"
     else:
         yield from _ways(run.written)
     if fused and report.target == "ort":

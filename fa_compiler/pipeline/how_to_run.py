@@ -24,6 +24,13 @@ PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvid
 """The execution providers of the runtimes that are ONNX Runtime on another processor."""
 SOC_VERSION = "Ascend910B2"
 """The product for ATC if the user named none."""
+COPIED = (
+    "The model has caches, and each step copies all of them. With --in-place-caches they are buffers, which no\n"
+    "step copies (`fa-compiler docs decoding`)."
+)
+"""What is said of a decoder whose caches could be buffers."""
+OWN_SESSION = "Python, in a session of your own"
+"""The name of the lines for a program that makes a session of ONNX Runtime and holds the caches itself."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +86,8 @@ def how_to_run_result(
         return None
     if options.target == "ort" and any(SHARED_CACHES in block.assumed for block in report.blocks):
         return _in_place(os.fspath(path), proto)
-    return how_to_run(path, options, proto)
+    how = how_to_run(path, options, proto)
+    return _step_by_step(how, os.fspath(path), proto) if report.possible_buffers else how
 
 
 def _without_the_library(proto: onnx.ModelProto | None) -> str:
@@ -126,26 +134,35 @@ def _with_library(path: str, proto: onnx.ModelProto | None, options: Options) ->
 
 
 def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
+    return HowToRun(
+        "The caches of this file are buffers. A DecodingSession binds each of them as past and as present. Other\n"
+        "programs have to bind them so, too (`fa-compiler docs decoding`), and to load the library of fa_compiler.",
+        (
+            Way("Python", _steps(path, proto, ", room=4096")),
+            Way(OWN_SESSION, _registered(path)),
+        ),
+    )
+
+
+def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto) -> HowToRun:
+    """How a decoder is run whose caches grow, and could be buffers."""
+    own, *others = how.ways
+    steps = Way("Python, with a session that holds the caches", _steps(path, proto))
+    return HowToRun(f"{how.needs}\n{COPIED}", (steps, Way(OWN_SESSION, own.lines), *others))
+
+
+def _steps(path: str, proto: onnx.ModelProto, room: str = "") -> tuple[str, ...]:
+    """The lines of a DecodingSession."""
     tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
     if not tokens:
         step = "inputs)    # session.inputs names what a step takes, the new tokens among them"
     elif any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
-    return HowToRun(
-        "The caches of this file are buffers. A DecodingSession binds each of them as past and as present. Other\n"
-        "programs have to bind them so, too (`fa-compiler docs decoding`), and to load the library of fa_compiler.",
-        (
-            Way(
-                "Python",
-                (
-                    "import fa_compiler",
-                    f"session = fa_compiler.DecodingSession({_quoted(path)}, room=4096)",
-                    f"outputs = session.step({step}",
-                ),
-            ),
-            Way("Python, in a session of your own", _registered(path)),
-        ),
+    return (
+        "import fa_compiler",
+        f"session = fa_compiler.DecodingSession({_quoted(path)}{room})",
+        f"outputs = session.step({step}",
     )
 
 

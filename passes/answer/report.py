@@ -503,6 +503,8 @@ class Report(Shown):
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
     caches: Sequence[CacheLine] = ()
+    possible_buffers: Sequence[str] = ()
+    """The inputs that are caches and would be buffers with `in_place_caches`, where the user did not ask for it."""
     changed_otherwise: bool = False
     around: Sequence[Around] = ()
     """The norms and gated activations around the attention, in graph order."""

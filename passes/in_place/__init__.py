@@ -1,7 +1,7 @@
 """Caches that grow by a Concat become buffers that are written in place, where the user asks for it.
 
-`use_buffers` does so for a fused model. caches.py finds the caches, and readers.py says which attention can read a
-buffer. plan.py joins the two. buffers.py changes the graph, and says why the result stays the same.
+`use_buffers` does so for a fused model, and `possible_buffers` only names these caches. caches.py finds the caches, and
+readers.py says which attention can read a buffer. plan.py joins the two. buffers.py changes the graph, and says why the result stays the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fa_compiler.passes.answer.report import Block, CacheLine, Code
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.in_place.buffers import CAPACITY, BufferRewrite
 from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache
-from fa_compiler.passes.in_place.plan import Plan, make_plan
+from fa_compiler.passes.in_place.plan import Plan, make_plan, readers_in_place
 from fa_compiler.passes.ir.nodes import graph_opset
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -41,7 +41,7 @@ def use_buffers(
     found, lines = _caches(graph, info)
     sizes = {str(size) for value in graph.inputs for size in value.shape or ()}
     capacity = Names(sizes).new(CAPACITY)
-    for home in dict.fromkeys(cache.graph for cache in found):
+    for home in _homes(found):
         caches = [cache for cache in found if cache.graph is home]
         plan = make_plan(home, caches, names)
         if plan is None:
@@ -58,6 +58,18 @@ def use_buffers(
         blocks = _with_extensions(blocks, plan, info)
     _write_metadata(model, [line for line in lines.values() if line.present is not None])
     return blocks, list(lines.values())
+
+
+def possible_buffers(graph: ir.Graph, info: ShapeInfo) -> list[str]:
+    """The names of the inputs that `use_buffers` would turn into buffers. The fused model stays as it is."""
+    found, _ = _caches(graph, info)
+    read = {home: readers_in_place(home, [each for each in found if each.graph is home]) for home in _homes(found)}
+    return [cache.past.name or "" for cache in found if read[cache.graph]]
+
+
+def _homes(caches: list[GrowingCache]) -> list[ir.Graph]:
+    """The graphs in which the caches grow."""
+    return [*dict.fromkeys(cache.graph for cache in caches)]
 
 
 def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[ir.Value, CacheLine]]:

@@ -42,18 +42,21 @@ class Plan:
 
 def make_plan(graph: ir.Graph, caches: Sequence[GrowingCache], names: Names) -> Plan | None:
     """The plan for these caches; None where no attention reads one of them in place."""
-    owners = {value: cache for cache in caches for value in cache.present_aliases}
-    axes = {value: cache.axis for value, cache in owners.items()}
-    order: list[GrowingCache] = []
-    attention: list[Attention] = []
-    for node in graph:
-        order.extend(cache for cache in caches if cache.concat is node)
-        read = cache_inputs(node, axes)
-        if read:
-            attention.append(Attention(node, {name: owners[value] for name, value in read.items()}))
+    attention = readers_in_place(graph, caches)
     if not attention:
         return None
+    order = [cache for node in graph for cache in caches if cache.concat is node]
     return Plan(tuple(order), tuple(attention), _lengths(order, attention, names))
+
+
+def readers_in_place(graph: ir.Graph, caches: Sequence[GrowingCache]) -> list[Attention]:
+    """The fused attention of a graph that can read one of these caches in place."""
+    owners = {value: cache for cache in caches for value in cache.present_aliases}
+    axes = {value: cache.axis for value, cache in owners.items()}
+    read = ((node, cache_inputs(node, axes)) for node in graph)
+    return [
+        Attention(node, {name: owners[value] for name, value in inputs.items()}) for node, inputs in read if inputs
+    ]
 
 
 def _lengths(order: Sequence[GrowingCache], attention: Sequence[Attention], names: Names) -> dict[ir.Value, str]:

@@ -222,6 +222,27 @@ def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path
     assert "DecodingSession" not in without and "Without the library the file runs" in without
 
 
+def test_a_decoder_whose_caches_could_be_in_place(tmp_path: Path) -> None:
+    """The option is named, and the lines step. One whose number of cached tokens is fixed has no such option."""
+    path, decoder = tmp_path / "step.onnx", harness.load("llama_past__tsn_eager_op14")
+    result = fa_compiler.optimize(decoder, path)
+    assert result.report.possible_buffers == [
+        f"past_{what}_{layer}" for layer in (0, 1) for what in ("key", "value")
+    ]
+    assert result.how_to_run is not None and "--in-place-caches" in result.how_to_run.needs
+    names: dict[str, Any] = {}
+    exec("\n".join(result.how_to_run.ways[0].lines), names)
+    assert names["session"].length == 3
+    asked = fa_compiler.inspect(decoder, in_place_caches=True)
+    assert {cache.past for cache in asked.caches} == {*result.report.possible_buffers} and not asked.possible_buffers
+    assert not fa_compiler.inspect(decoder, "ascend").possible_buffers
+    for dim in (dim for value in decoder.graph.input for dim in value.type.tensor_type.shape.dim):
+        if dim.dim_param == "past":
+            dim.dim_value = 8
+    fixed = fa_compiler.optimize(decoder, path)
+    assert fixed.report.fused_attentions == 2 and "DecodingSession" not in str(fixed.how_to_run)
+
+
 def test_a_sharded_model_is_run_by_mpi(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command of `shard` and that of `optimize`, which copies such a model, are the same. Damaged metadata say no
     number of ranks."""
