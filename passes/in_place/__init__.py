@@ -1,7 +1,8 @@
 """Caches that grow by a Concat become buffers that are written in place, where the user asks for it.
 
 `use_buffers` does so for a fused model, and `possible_buffers` only names these caches. caches.py finds the caches, and
-readers.py says which attention can read a buffer. plan.py joins the two. buffers.py changes the graph, and says why the result stays the same.
+readers.py says which attention can read a buffer. plan.py joins the two. buffers.py changes the graph, and says why the
+result stays the same.
 """
 
 from __future__ import annotations

@@ -54,9 +54,7 @@ def readers_in_place(graph: ir.Graph, caches: Sequence[GrowingCache]) -> list[At
     owners = {value: cache for cache in caches for value in cache.present_aliases}
     axes = {value: cache.axis for value, cache in owners.items()}
     read = ((node, cache_inputs(node, axes)) for node in graph)
-    return [
-        Attention(node, {name: owners[value] for name, value in inputs.items()}) for node, inputs in read if inputs
-    ]
+    return [Attention(node, {name: owners[value] for name, value in inputs.items()}) for node, inputs in read if inputs]
 
 
 def _lengths(order: Sequence[GrowingCache], attention: Sequence[Attention], names: Names) -> dict[ir.Value, str]:

@@ -18,8 +18,10 @@ from itertools import chain
 
 import onnx_ir as ir
 
+from fa_compiler.op_registry.runtimes import has_operator
 from fa_compiler.passes.algebra.axes import Axes
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
@@ -54,12 +56,12 @@ LIMIT = 32
 """So many values in front of an operand, or behind the result, are looked at for such a product."""
 
 
-def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo) -> Iterator[Missed]:
+def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo, options: Options) -> Iterator[Missed]:
     """What operands and result miss in this plan. Where keys and values are read from pages, only the query counts."""
     given = list(zip(NAMES, match.views, plan.operands, strict=False))
     if plan.paged:
         given = given[:1]
-    yield from _copies(match, plan, given)
+    yield from _copies(match, plan, given, options)
     yield from _repeated_heads(match, given)
     yield from _widened(match, given, info)
 
@@ -92,7 +94,7 @@ def _widened(match: AttentionMatch, given: Sequence[_Operand], info: ShapeInfo) 
     yield Missed(MissedCode.WIDE, reason, next(iter(short.values())).name, hint)
 
 
-def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand]) -> Iterator[Missed]:
+def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand], options: Options) -> Iterator[Missed]:
     """What is transposed for the layout, and how much that is."""
     roles, space = match.roles, match.space
     moved = {name: source.value for name, view, source in given if _is_transposed(view, source)}  # 1
@@ -106,10 +108,7 @@ def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand]) 
     count = sum((space.size(elements[name]) for name in moved), Dim(0))
     reason = f"the model holds {_in_words(tuple(moved))} in another order than the layout {plan.name}"
     reason += f": {count} elements are copied"
-    orders = "[batch, rows, heads, size]"
-    if plan.name != PACKED:
-        orders += " or [batch, heads, rows, size]"
-    hint: str | None = f"hold query, key, value and result alike, as {orders}"
+    hint: str | None = _without_copies(plan, options)
     if OF_ROWS.issuperset(moved) and space.size(roles.q_seq) != space.size(roles.kv_seq):
         reason += "; keys and values, which may be more, are read where they are"
         hint = None
@@ -117,6 +116,17 @@ def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand]) 
     if minor:
         reason += ", few beside the products of the attention"
     yield Missed(MissedCode.COPIES, reason, next(iter(moved.values())).name, hint, minor=minor)
+
+
+def _without_copies(plan: LayoutPlan, options: Options) -> str:
+    """What the user can do. In contrib queries have rows before heads, in GroupQueryAttention keys and values, too."""
+    rows_first, heads_first = "[batch, rows, heads, size]", "[batch, heads, rows, size]"
+    if options.target == "contrib":
+        if has_operator(options.runtime, "Attention"):
+            return f"--target onnx, whose Attention also takes the order {heads_first}"
+        return f"hold query, key, value and result as {rows_first}"
+    orders = rows_first if plan.name == PACKED else f"{rows_first} or {heads_first}"
+    return f"hold query, key, value and result alike, as {orders}"
 
 
 def _are_small(match: AttentionMatch, moved: Collection[str]) -> bool:

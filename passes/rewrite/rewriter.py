@@ -282,7 +282,7 @@ class Rewriter:
     def _missed_by_operands(
         self, match: AttentionMatch, plan: LayoutPlan, standard: StandardAttention | None
     ) -> list[Missed]:
-        missed = missed_by_operands(match, plan, self.builder.info)
+        missed = missed_by_operands(match, plan, self.builder.info, self.options)
         if standard is None:
             return list(missed)
         told_by_standard = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)

@@ -226,9 +226,7 @@ def test_a_decoder_whose_caches_could_be_in_place(tmp_path: Path) -> None:
     """The option is named, and the lines step. One whose number of cached tokens is fixed has no such option."""
     path, decoder = tmp_path / "step.onnx", harness.load("llama_past__tsn_eager_op14")
     result = fa_compiler.optimize(decoder, path)
-    assert result.report.possible_buffers == [
-        f"past_{what}_{layer}" for layer in (0, 1) for what in ("key", "value")
-    ]
+    assert result.report.possible_buffers == [f"past_{what}_{layer}" for layer in (0, 1) for what in ("key", "value")]
     assert result.how_to_run is not None and "--in-place-caches" in result.how_to_run.needs
     names: dict[str, Any] = {}
     exec("\n".join(result.how_to_run.ways[0].lines), names)

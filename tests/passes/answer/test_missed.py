@@ -12,7 +12,9 @@ import onnx_ir as ir
 import pytest
 from onnx import numpy_helper
 
+from fa_compiler.op_registry.runtimes import Runtime
 from fa_compiler.passes import Options, fuse
+from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.answer.report import Missed, MissedCode
 from tests.passes.masks.test_packing import IDS, SAME_BATCHED
 from tests.passes.masks.test_packing import model as packed
@@ -321,6 +323,29 @@ def test_a_loss_is_named_and_its_hint_helps(name: str) -> None:
     assert lost.hint in (missed.hint or "") and bool(lost.hint) == bool(missed.hint)
     if words := re.findall(r"--assume (\S+)", missed.hint or ""):
         assert not lost.missed(*words)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "hint"),
+    [
+        (None, "--target onnx, whose Attention also takes the order [batch, heads, rows, size]"),
+        ("ort-cpu", "--target onnx, whose Attention also takes the order [batch, heads, rows, size]"),
+        ("ort-webgpu", "hold query, key, value and result as [batch, rows, heads, size]"),
+    ],
+)
+def test_what_to_do_where_contrib_copies(runtime: str | None, hint: str) -> None:
+    """ONNX's Attention reads heads before rows, as the caches of exporters have them; GroupQueryAttention does not."""
+    named = None if runtime is None else Runtime.of(runtime)
+
+    def missed(target: Target) -> list[tuple[MissedCode, str | None]]:
+        inputs = CROSS.replace("T", "S")
+        model = parse(PRODUCT_QK + SOFTMAX.format("s") + PRODUCT_PV, inputs=inputs, outputs="float[B,4,S,8] y")
+        (block,) = fuse(ir.from_proto(model), Options(target, runtime=named)).blocks
+        return [(each.code, each.hint) for each in block.missed if each.code == MissedCode.COPIES]
+
+    assert missed("contrib") == [(MissedCode.COPIES, hint)]
+    if "--target onnx" in hint:
+        assert not missed("onnx")
 
 
 @pytest.mark.parametrize(
