@@ -89,7 +89,7 @@ class DecodingSession:
             path = as_file(model, folder, "model.onnx")
             proto = read_proto(path)
             is_file = isinstance(model, str | os.PathLike)
-            self.name = str(path) if is_file else proto.graph.name or "the model"
+            self.name = str(path) if is_file else "the model"
             self.caches_by_input: dict[str, Cache] = {cache.past: cache for cache in caches_of(proto)}
             if not self.caches_by_input:
                 raise InputError(
@@ -459,9 +459,10 @@ class DecodingSession:
         return f"{self._length} cached and {new} new tokens"
 
     def _hint(self, error: Exception, new: int) -> str:
-        """What may help where ONNX Runtime says that an index is too large."""
+        """What may help where ONNX Runtime says that an index is too large, or refuses several tokens."""
         if not OUT_OF_RANGE.search(str(error)):
-            return ""
+            several = "; a file that was traced with one token takes one in each step, also those of a prompt"
+            return several if new > 1 else ""
         return (
             f"; either a token is none of the model's, or it has no positions for {self._tokens(new)} (reset() or "
             "rewind() makes room)"

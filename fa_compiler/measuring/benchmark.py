@@ -187,7 +187,8 @@ class _Made:
 
     @property
     def _limit(self) -> str:
-        limit = f"the model takes at most {self.benchmark.most:,} tokens"
+        most = self.benchmark.most or 0
+        limit = f"the model takes at most {most:,} token{'' if most == 1 else 's'}"
         return f"{limit}, and {self._runs.spare} steps follow the cached keys" if self._runs.spare else limit
 
     def _tell(self, text: str, count: int, of: int) -> None:

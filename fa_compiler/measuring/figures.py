@@ -189,7 +189,11 @@ class Benchmark(Shown):
                 lengths.setdefault(each.fault, []).append(str(each.length))
         if "length" in self.fixed:
             return tuple(lengths)
-        return tuple(f"{_joined(each)} {self.unit}: {fault}" for fault, each in lengths.items())
+        return tuple(f"{self._counted(each)}: {fault}" for fault, each in lengths.items())
+
+    def _counted(self, lengths: list[str]) -> str:
+        """Lengths in a sentence, such as "128 and 512 tokens"."""
+        return f"{_joined(lengths)} {self.unit.removesuffix('s') if lengths == ['1'] else self.unit}"
 
     @property
     def unit(self) -> str:
@@ -198,7 +202,7 @@ class Benchmark(Shown):
 
     def at(self, length: int) -> str:
         """A length in words, such as "2,048 tokens"."""
-        return "the sizes of the model" if "length" in self.fixed else f"{length:,} {self.unit}"
+        return "the sizes of the model" if "length" in self.fixed else self._counted([f"{length:,}"])
 
     @property
     def batch_in_words(self) -> str:
@@ -281,6 +285,8 @@ class Benchmark(Shown):
             lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))
         if self.caches and not self.decode:
             lines.append("to measure steps of one token, as a decoder is used, give --decode, in Python decode=True")
+        if self.decode and report.possible_buffers:
+            lines.append("each step copies all caches; --in-place-caches, in Python in_place_caches=True, ends that")
         lines += [str(cache) for cache in report.caches if cache.reason is not None]
         return [*map(printable, lines), *self.warnings, self.conditions]
 
@@ -298,10 +304,10 @@ class Benchmark(Shown):
         lengths = [str(each.length) for each in self.measured if not each.is_steady]
         if not lengths:
             return []
-        fewer = ", or with one thread" if self.threads > 1 else ""
-        what = "it was" if "length" in self.fixed else f"{_joined(lengths)} {self.unit} were"
+        fewer = ", or with --threads 1, in Python threads=1" if self.threads > 1 else ""
+        what = "the model" if "length" in self.fixed else self._counted(lengths)
         return [
-            f"the machine did other work while {what} measured: the runs of one model "
+            f"the machine did other work while it measured {what}: the runs of one model "
             f"differ by more than {UNSTEADY:g} times, so these figures say little; measure again{fewer}"
         ]
 

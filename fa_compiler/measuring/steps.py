@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from fa_compiler.comparison.compare import allowance, compare_arrays, tolerance_
 from fa_compiler.comparison.decoder import fixed_size, rows_of
 from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.decoding import DecodingSession
+from fa_compiler.errors import InputError
 from fa_compiler.measuring.figures import Decoded, Measure, Shapes, Timing, timed, turns
 from fa_compiler.measuring.limits import foreseen, free_memory, in_words
 from fa_compiler.measuring.memory import own_peak, peak_of
@@ -47,7 +48,20 @@ class Decoder:
         self.session = DecodingSession(path, threads=threads, optimise=optimise)
         self.proto = read_proto(path)
         self.rows = rows_of(self.proto, self.session.caches_by_input.values())
-        self.takes_prompt = self.rows is not None and self.rows.axis is not None and not self._is_fixed()
+
+    @cached_property
+    def takes_prompt(self) -> bool:
+        """Whether a run may have several tokens. A file that was traced with one token declares an open number, too."""
+        if self.rows is None or self.rows.axis is None or self._is_fixed():
+            return False
+        self.session.reset()
+        try:
+            self.session.step(self.inputs(2, 0))
+        except InputError:
+            return False
+        finally:
+            self.session.reset()
+        return True
 
     def _is_fixed(self) -> bool:
         """Does every run have the same number of tokens?"""

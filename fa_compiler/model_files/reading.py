@@ -36,6 +36,8 @@ _PACKED = {
     b"PK\x03\x04": "a zip archive",
 }
 """How compressed files and archives begin. The files of torch and numpy.savez are zip archives."""
+_POINTER = b"version https://git-lfs"
+"""How the file begins that a clone without Git LFS has in place of a large one."""
 _SMALL = 1 << 10
 """Tensors of up to this many bytes are simply copied."""
 
@@ -190,6 +192,8 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
     try:
         proto.ParseFromString(content)
     except DecodeError:
+        if content.startswith(_POINTER):
+            raise InputError(f"{name} is a pointer of Git LFS, not the file; `git lfs pull` fetches it") from None
         for begin, kind in _PACKED.items():
             if content.startswith(begin):
                 raise InputError(f"{name} is {kind}, and not an ONNX model; unpack it, or export the model") from None

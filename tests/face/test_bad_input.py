@@ -512,6 +512,13 @@ def test_a_compressed_model_is_called_so(tmp_path: Path, capfd: pytest.CaptureFi
     _one_error(capfd, "is compressed by gzip, and not an ONNX model; unpack it")
 
 
+def test_a_pointer_of_git_lfs_is_called_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "model.onnx"
+    path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234567\n")
+    assert main(["inspect", str(path)]) == 2
+    _one_error(capfd, "is a pointer of Git LFS, not the file; `git lfs pull` fetches it")
+
+
 @NAMES_OF_BYTES
 def test_names_that_are_no_text(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """File names are bytes: a model and a report may have any, weights need a name that ONNX can hold."""

@@ -27,11 +27,12 @@ from .builders import attention, plain, saved
 from .test_in_place import decoder as named_otherwise
 from .test_merged_decoder import merged
 
-LLAMA, GPT2, T5, ONE_TOKEN = (
+LLAMA, GPT2, T5, ONE_TOKEN, TRACED = (
     "llama_past__tsn_eager_op14",
     "gpt2_past__tsn_eager_op17",
     "t5_decpast__tsn_eager_op14",
     "llama_past__dynamon_sdpa_op20",
+    "llama_past__tsn_sdpa_op17",
 )
 DOCS = Path(__file__).parents[2] / "docs" / "decoding.md"
 
@@ -428,6 +429,21 @@ def test_a_prompt_for_a_model_of_one_token() -> None:
     for given in ([1], [[[1]]]):
         with pytest.raises(InputError, match=r"takes \[s2, 1\]$"):
             session.step({"input_ids": given})
+
+
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_file_that_was_traced_with_one_token(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """It declares an open number of tokens, and takes one. The message says so, and it is measured behind caches."""
+    model = harness.load(TRACED)
+    session = fa_compiler.DecodingSession(model)
+    with pytest.raises(InputError, match=r"^the model fails .*; a file that was traced with one token takes one"):
+        session.step({"input_ids": [[1, 2]]})
+    session.step({"input_ids": [[1]]})
+    path = str(saved(model, tmp_path / "model.onnx"))
+    assert main(["bench", path, "--decode", "--lengths", "8", "--seconds", "0.01"]) == 0
+    shown = capsys.readouterr().out
+    assert "behind 8 keys 32 of 32 tokens are the same" in shown and "prompt ms" not in shown
+    assert "each step copies all caches; --in-place-caches" in shown
 
 
 @pytest.mark.parametrize("form", ["original", "in place"])
