@@ -72,14 +72,14 @@ def optimize(args: argparse.Namespace) -> int:
         pictures.write(Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared))
         stage.commit()
     if not args.quiet:
-        from fa_compiler.command_line.render import print_report
+        from fa_compiler.command_line.render import print_how_to_run, print_lines, print_report
 
         print_report(report, args.explain)
         if (gain := gain_line(report, loaded.proto, proto)) is not None:
-            print(gain)
+            print_lines([gain])
         print(wrote(args.output, args.html, args.graph, args.report))
         if how is not None:
-            print("\nHow to run it:", *map(printable, str(how).split("\n")), sep="\n")
+            print_how_to_run(how)
     return _strict_exit_code(report) if args.strict else OK
 
 

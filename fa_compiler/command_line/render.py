@@ -23,6 +23,7 @@ from fa_compiler.passes.answer.report import printable
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
     from fa_compiler.measuring.figures import Benchmark
+    from fa_compiler.pipeline.how_to_run import HowToRun
     from fa_compiler.pipeline.runtime_choices import Choices
 
 _STYLES = {
@@ -87,6 +88,13 @@ def print_report(report: Report, explain: bool) -> None:
     else:
         print_lines([*report.advice, *report.missed, *report.around_lines, *report.cache_lines])
     print_lines([*report.notes, report.summary])
+
+
+def print_how_to_run(how: HowToRun) -> None:
+    """Print how a file is run. The lines of a program or shell are not broken."""
+    print("\nHow to run it:")
+    print_lines(how.needs.split("\n"))
+    print(*map(printable, how.told), sep="\n")
 
 
 def print_comparison(comparison: Comparison) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx
 
@@ -25,8 +26,8 @@ PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvid
 SOC_VERSION = "Ascend910B2"
 """The product for ATC if the user named none."""
 COPIED = (
-    "The model has caches, and each step copies all of them. With --in-place-caches they are buffers, which no\n"
-    "step copies (`fa-compiler docs decoding`)."
+    "The model has caches, and each step copies all of them.\n"
+    "With --in-place-caches they are buffers, which no step copies (`fa-compiler docs decoding`)."
 )
 """What is said of a decoder whose caches could be buffers."""
 OWN_SESSION = "Python, in a session of your own"
@@ -50,10 +51,13 @@ class HowToRun:
 
     def __str__(self) -> str:
         """The sentence, and each way with its lines below its name."""
-        lines = [self.needs]
-        for way in self.ways:
-            lines += [f"  {way.name}:", *(f"    {line}".rstrip() for line in way.lines)]
-        return "\n".join(lines)
+        return "\n".join([self.needs, *self.told])
+
+    @property
+    def told(self) -> list[str]:
+        """Each way with its lines below its name."""
+        lines = ([f"  {way.name}:", *(f"    {line}".rstrip() for line in way.lines)] for way in self.ways)
+        return [*chain.from_iterable(lines)]
 
 
 def how_to_run(
@@ -135,8 +139,8 @@ def _with_library(path: str, proto: onnx.ModelProto | None, options: Options) ->
 
 def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
     return HowToRun(
-        "The caches of this file are buffers. A DecodingSession binds each of them as past and as present. Other\n"
-        "programs have to bind them so, too (`fa-compiler docs decoding`), and to load the library of fa_compiler.",
+        "The caches of this file are buffers. A DecodingSession binds each of them as past and as present.\n"
+        "Other programs have to do the same (`fa-compiler docs decoding`), and to load the library of fa_compiler.",
         (
             Way("Python", _steps(path, proto, ", room=4096")),
             Way(OWN_SESSION, _registered(path)),

@@ -155,6 +155,20 @@ def test_tables_are_as_wide_as_columns_says(
     assert row.endswith("FlashAttentionScore, BNSD, 4 heads, no mask") == (columns == 120)
 
 
+def test_lines_of_a_program_are_not_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sentences are, those on how the result is run included."""
+    path = saved(attention(), tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["optimize", path.name, "-o", "fused.onnx"]) == 0
+    before, _, how = capsys.readouterr().out.partition("  Python:\n")
+    assert "nodes before" in before and "How to run it:" in before
+    assert max(map(len, before.splitlines())) <= 60
+    assert '    session = onnxruntime.InferenceSession("fused.onnx", options)\n' in how
+
+
 def test_a_table_has_room_for_letters_that_the_output_escapes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
