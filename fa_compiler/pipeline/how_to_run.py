@@ -159,8 +159,8 @@ def _steps(path: str, proto: onnx.ModelProto, room: str = "") -> tuple[str, ...]
     """The lines of a DecodingSession."""
     tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
-    if not tokens:
-        step = "inputs)    # session.inputs names what a step takes, the new tokens among them"
+    if not tokens or any("encoder" in info.name or "cross" in info.name for info in graph_inputs(proto)):
+        step = "inputs)    # session.inputs names what a step takes, such as the new tokens"
     elif any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     return (

@@ -238,6 +238,9 @@ def test_a_decoder_whose_caches_could_be_in_place(tmp_path: Path) -> None:
         if dim.dim_param == "past":
             dim.dim_value = 8
     fixed = fa_compiler.optimize(decoder, path)
+    of_encoder = fa_compiler.optimize(harness.load("t5_decpast__tsn_eager_op14"), path).how_to_run
+    assert of_encoder is not None
+    assert of_encoder.ways[0].lines[2].startswith("outputs = session.step(inputs)    # session.inputs names")
     assert fixed.report.fused_attentions == 2 and "DecodingSession" not in str(fixed.how_to_run)
 
 
