@@ -172,7 +172,8 @@ class _Parser(argparse.ArgumentParser):
             message = f"unknown command {word[1]!r}: {self._command_meant(word[1])}"
             if word[1].endswith(".onnx") and "optimize" in self.commands:
                 message = f"a command stands in front of a file, such as: {self.prog} optimize {word[1]} -o fused.onnx"
-        self.exit(BAD_INPUT, f"fa-compiler: error: {message}; see '{self.prog} --help'\n")
+        see = " See" if message.endswith("?") else "; see"
+        self.exit(BAD_INPUT, f"fa-compiler: error: {message}{see} '{self.prog} --help'\n")
 
 
 def _is_start(short: str, word: str) -> bool:

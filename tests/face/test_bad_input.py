@@ -363,7 +363,7 @@ USAGE = {
     "nearly an assumption": (["inspect", "MODEL", "--assume", "no-empty-row"], "did you mean 'no-empty-rows'?"),
     "nearly an option": (
         ["optimize", "MODEL", "-o", "OUT", "--verfy"],
-        "unknown argument '--verfy', did you mean --verify?; see 'fa-compiler optimize --help'",
+        "unknown argument '--verfy', did you mean --verify? See 'fa-compiler optimize --help'",
     ),
     "an option of another command": (["verify", "MODEL", "MODEL", "--lenghts=3"], "see 'fa-compiler verify --help'"),
     "ATC's spelling": (

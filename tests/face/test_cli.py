@@ -230,13 +230,13 @@ def test_without_a_runtime_a_standard_operator_is_warned_of(tmp_path: Path, caps
 
 def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
     for words, message in (
-        (["optimise"], "unknown command 'optimise': did you mean 'optimize'?; see 'fa-compiler --help'"),
+        (["optimise"], "unknown command 'optimise': did you mean 'optimize'? See 'fa-compiler --help'"),
         (
             ["explain"],
             "unknown command 'explain': --explain is an option of optimize, inspect, plan, atc;"
             " see 'fa-compiler --help'",
         ),
-        (["air", "shov"], "unknown command 'shov': did you mean 'show'?; see 'fa-compiler air --help'"),
+        (["air", "shov"], "unknown command 'shov': did you mean 'show'? See 'fa-compiler air --help'"),
         (
             ["registry", "x"],
             "unknown command 'x': known are list, show, runtimes, diff; see 'fa-compiler registry --help'",
