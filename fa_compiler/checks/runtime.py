@@ -81,7 +81,7 @@ def remarks(model: onnx.ModelProto) -> list[str]:
     if training:
         found.append(f"runs with onnxruntime-training only: {_listed(training)} of {TRAINING_DOMAIN}")
     if unknown:
-        found.append(f"runs nowhere: {_listed(unknown)} as the converter left it is not an operator of ONNX")
+        found.append(f"runs nowhere: the converter left what is no operator of ONNX: {_listed(unknown)}")
     return found
 
 

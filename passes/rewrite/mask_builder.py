@@ -371,7 +371,7 @@ class MaskBuilder:
         added = product(map(space.size, target)) - product(map(space.size, source))
         reason, hint = "the operator takes it in full only", None
         if self.repeats:
-            reason = "it has a part of the axes that are one dimension for the operator"
+            reason = "the operator has one dimension for several axes, and the mask has only some of them"
             if batch:
                 reason, hint = "its sizes are not proven to be those of the batch", ONE_NAME
         words = f"{reason}: {added * size} bytes are added"

@@ -57,7 +57,7 @@ def test_what_a_converter_leaves_of_batch_normalization() -> None:
     report = fa_compiler.optimize(model).report
     assert report.count("fused") == 1
     assert report.notes == [
-        "runs nowhere: BatchNormalization, FusedBatchNormGradV3 as the converter left it is not an operator of ONNX"
+        "runs nowhere: the converter left what is no operator of ONNX: BatchNormalization, FusedBatchNormGradV3"
     ]
 
 

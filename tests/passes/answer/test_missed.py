@@ -230,7 +230,7 @@ LOST = {
     ),
     "heads among the rows": Lost(
         MissedCode.EXPANDED_MASK,
-        "a part of the axes that are one dimension",
+        "the mask has only some of them",
         "",
         lambda: parse(
             "kt = Transpose<perm=[0,2,1]>(k) s3 = MatMul(q, kt) four = Constant<value=int64[4] {2,5,4,6}>() "
