@@ -26,7 +26,7 @@ from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, 
 from fa_compiler.command_line.options import add_options, add_shared, completed, reading
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.measuring.options import BenchOptions, non_negative
-from fa_compiler.model_files.destination import is_stream
+from fa_compiler.model_files.destination import file_place, is_stream
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
@@ -256,7 +256,7 @@ def _add_optimize(commands: _Commands) -> None:
     text = "fuse the attention of a model and write the result"
     command = _command(commands, "optimize", text, examples, _ends(f"--verify: the result differs; {_FAULT}"))
     _add_model(command)
-    command.add_argument("-o", "--output", metavar="OUT.onnx", type=Path, required=True, help="the file to write")
+    command.add_argument("-o", "--output", metavar="OUT.onnx", type=file_place, required=True, help="the file to write")
     add_options(command, Options)
     _add_pictures(command)
     add_options(command, FileOptions, "bodies")
@@ -266,7 +266,7 @@ def _add_optimize(commands: _Commands) -> None:
         help="run both models in ONNX Runtime and compare every output; if one differs, nothing is written",
     )
     add_shared(command, "strict")
-    command.add_argument("--report", metavar="FILE.json", type=Path, help="write the report as JSON")
+    command.add_argument("--report", metavar="FILE.json", type=file_place, help="write the report as JSON")
     command.add_argument("--force", action="store_true", help="allow OUT.onnx to be IN.onnx, which is then replaced")
     add_options(command, FileOptions, "weights")
     add_shared(command, "quiet")
@@ -292,9 +292,9 @@ def _add_inspect(commands: _Commands) -> None:
 def _add_pictures(command: argparse.ArgumentParser) -> None:
     add_shared(command, "explain")
     command.add_argument(
-        "--html", metavar="PAGE.html", type=Path, help="write a page with a drawing of each kind of attention"
+        "--html", metavar="PAGE.html", type=file_place, help="write a page with a drawing of each kind of attention"
     )
-    command.add_argument("--graph", metavar="OUT.svg", type=Path, help="write these drawings as one picture")
+    command.add_argument("--graph", metavar="OUT.svg", type=file_place, help="write these drawings as one picture")
 
 
 def _add_verify(commands: _Commands) -> None:
@@ -342,7 +342,7 @@ def _add_bench(commands: _Commands) -> None:
     add_options(command, BenchOptions)
     add_options(command, Options, "assume", "in_place_caches")
     command.add_argument("--json", action="store_true", help="print the figures as JSON")
-    command.add_argument("--html", metavar="PAGE.html", type=Path, help="write a page with the figures as bars")
+    command.add_argument("--html", metavar="PAGE.html", type=file_place, help="write a page with the figures as bars")
     command.add_argument("--quiet", action="store_true", help="show no progress")
     command.set_defaults(run="bench.run")
 
@@ -363,7 +363,7 @@ def _add_run(commands: _Commands) -> None:
     command.add_argument(
         "--outputs",
         metavar="Y.npz",
-        type=Path,
+        type=file_place,
         help="where the outputs are written (default: only their shapes are shown)",
     )
     command.add_argument(
@@ -426,7 +426,7 @@ def _add_plan(commands: _Commands) -> None:
     text = "write down what the execution provider does with a model, for programs without Python"
     command = _command(commands, "plan", text, examples, _ends(_FAULT))
     _add_model(command)
-    command.add_argument("-o", "--output", metavar="OUT.plan", type=Path, required=True, help="the file to write")
+    command.add_argument("-o", "--output", metavar="OUT.plan", type=file_place, required=True, help="the file to write")
     level = command.add_argument(
         "--level",
         metavar="all|extended|basic|disabled",
@@ -504,7 +504,7 @@ def _add_air(commands: _Commands) -> None:
     check.set_defaults(run="atc.air_check")
     show = _command(actions, "show", "list a file's operators, or draw its graph")
     show.add_argument("file", metavar="FILE.air", type=Path, help="the file")
-    show.add_argument("--graph", metavar="OUT.svg|OUT.dot", type=Path, help="draw the graph instead")
+    show.add_argument("--graph", metavar="OUT.svg|OUT.dot", type=file_place, help="draw the graph instead")
     show.set_defaults(run="atc.air_show")
 
 
@@ -529,7 +529,7 @@ def _add_single_op(commands: _Commands) -> None:
         command.add_argument(f"--{name}", metavar=form, action="append", default=[], help=told)
     command.add_argument("--soc-version", metavar="S", help="check the operator's constraints on this product, too")
     command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
-    command.add_argument("-o", "--output", metavar="FILE.json", type=Path, help="the file to write")
+    command.add_argument("-o", "--output", metavar="FILE.json", type=file_place, help="the file to write")
     command.add_argument("--check", metavar="FILE.json", type=Path, help="check a file instead of writing one")
     command.set_defaults(run="atc.single_op")
 

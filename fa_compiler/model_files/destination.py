@@ -20,6 +20,16 @@ _MOST_LINKS = 40
 """Linux follows as many links."""
 
 
+def file_place(name: str | os.PathLike[str]) -> Path:
+    """The place of a file to write. Raises InputError for an empty name, and for one that ends as that of a folder."""
+    text = os.fspath(name)
+    if not text:
+        raise InputError("the path of the output is empty")
+    if text.endswith((os.sep, os.altsep or os.sep)):
+        raise InputError(f"{text} is a folder; give the name of the file to write")
+    return Path(text)
+
+
 def real_place(path: Path) -> Path:
     """The place of the file that a path leads to, which need not exist. Raises InputError for a circle of links."""
     place = Path(os.path.realpath(path))

@@ -36,6 +36,8 @@ _PACKED = {
     b"PK\x03\x04": "a zip archive",
 }
 """How compressed files and archives begin. The files of torch and numpy.savez are zip archives."""
+_WEIGHTS = (".safetensors", ".gguf", ".onnx_data", ".onnx.data")
+"""How the names of files end that hold weights of other formats, or those of an ONNX file."""
 _POINTER = b"version https://git-lfs"
 """How the file begins that a clone without Git LFS has in place of a large one."""
 _SMALL = 1 << 10
@@ -197,6 +199,8 @@ def _parse(content: bytes, name: str) -> onnx.ModelProto:
         for begin, kind in _PACKED.items():
             if content.startswith(begin):
                 raise InputError(f"{name} is {kind}, and not an ONNX model; unpack it, or export the model") from None
+        if name.endswith(_WEIGHTS):
+            raise InputError(f"{name} holds weights only; give the .onnx file, or export the model") from None
         if name.endswith(".air"):
             raise InputError(f"{name} is no ONNX model; air check and air show read .air files") from None
         raise InputError(f"{name} is not an ONNX model, or is truncated; fetch or export it again") from None

@@ -12,6 +12,7 @@ from typing import Unpack
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.model_files.destination import file_place
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.writing import check_place, relocate, staging, write_model
@@ -101,7 +102,7 @@ def optimize(
     """
     chosen = python_options(target, **options)
     loaded = load(model)
-    place = None if output is None else Path(output)
+    place = None if output is None else file_place(output)
     if place is not None:
         check_place(place, loaded)
     fused, report = run(loaded, chosen, form=file_form(chosen))

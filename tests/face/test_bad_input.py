@@ -512,6 +512,29 @@ def test_a_compressed_model_is_called_so(tmp_path: Path, capfd: pytest.CaptureFi
     _one_error(capfd, "is compressed by gzip, and not an ONNX model; unpack it")
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "model.gguf", "model.onnx_data", "model.onnx.data"])
+def test_a_file_of_weights_is_called_so(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    path.write_bytes(bytes(64))
+    assert main(["inspect", str(path)]) == 2
+    _one_error(capfd, "holds weights only; give the .onnx file, or export the model")
+
+
+def test_a_name_that_ends_as_a_folder_is_no_file_to_write(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Also where there is no such folder: the file would have its name."""
+    model = saved(attention(), tmp_path / "model.onnx")
+    before = contents(tmp_path)
+    out, folder = str(tmp_path / "out.onnx"), f"{tmp_path}/new/"
+    for words in (["-o", folder], ["-o", out, "--html", folder], ["-o", out, "--report", folder]):
+        assert main(["optimize", str(model), *words]) == 2
+        _one_error(capfd, "new/ is a folder; give the name of the file to write")
+    assert main(["optimize", str(model), "-o", ""]) == 2
+    _one_error(capfd, "the path of the output is empty")
+    with pytest.raises(fa_compiler.InputError, match="new/ is a folder"):
+        fa_compiler.optimize(model, folder)
+    assert contents(tmp_path) == before
+
+
 def test_a_pointer_of_git_lfs_is_called_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 1234567\n")
