@@ -74,10 +74,12 @@ LISTED = 100
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown `name`: the known name that it begins, if all others that it begins are
-    longer forms of that one, or the few that it begins; else the closest known name, or all known names if they are
-    few."""
+    """The end of a message about an unknown `name`: the known name of the same letters, or the one that it begins, if
+    all others that it begins are longer forms of that one, or the few that it begins; else the closest known name, or
+    all known names if they are few."""
     names = sorted(known)
+    if same := [other for other in names if other.lower() == name.lower()]:
+        return f", did you mean {same[0]!r}?"
     begun = [other for other in names if name and other.startswith(name)]
     whole = all(other.startswith(begun[0]) for other in begun)
     if 0 < len(begun) <= FEW and not whole:

@@ -110,7 +110,8 @@ class Runtime:
         name, equals, version = text.partition("=")
         if name not in RUNTIMES:
             meant = "-".join(ALSO_CALLED.get(part, part) for part in name.lower().split("-"))
-            raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(meant, RUNTIMES)}")
+            own = f"ort-{meant}"
+            raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(own if own in RUNTIMES else meant, RUNTIMES)}")
         if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
             raise UnknownRuntime(f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3")
         return Runtime(name, tuple(map(int, version.split("."))) if equals else ())

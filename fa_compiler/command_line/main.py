@@ -47,6 +47,14 @@ _FILES = ("output", "outputs", "report", "html", "graph")
 _OF_MODELS = ("--input", "--input-model", "--model-path", "--in", "--onnx", "--file", "-i", "-m")
 """How other programs call the argument for the model, besides its name here."""
 
+_MEANT = {
+    **dict.fromkeys(("fuse", "convert", "compile"), "optimize"),
+    **dict.fromkeys(("compare", "check", "validate"), "verify"),
+    **dict.fromkeys(("profile", "measure", "time"), "bench"),
+    **dict.fromkeys(("infer", "predict"), "run"),
+}
+"""How other programs call commands of this one."""
+
 _CLOSE = 0.7
 """How much of its letters a word shares with the option for which it may stand."""
 
@@ -152,7 +160,8 @@ class _Parser(argparse.ArgumentParser):
         owners = [name for name, command in self.commands.items() if option in command._option_string_actions]
         if owners:
             return f"{option} is an option of {', '.join(owners)}"
-        close = difflib.get_close_matches(word, self.commands, n=1)
+        meant = _MEANT.get(word, word)
+        close = [meant] if meant in self.commands else difflib.get_close_matches(word, self.commands, n=1)
         return f"did you mean {close[0]!r}?" if close else f"known are {', '.join(self.commands)}"
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -236,6 +236,7 @@ def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
             "unknown command 'explain': --explain is an option of optimize, inspect, plan, atc;"
             " see 'fa-compiler --help'",
         ),
+        (["compare", "a", "b"], "unknown command 'compare': did you mean 'verify'? See 'fa-compiler --help'"),
         (["air", "shov"], "unknown command 'shov': did you mean 'show'? See 'fa-compiler air --help'"),
         (
             ["registry", "x"],

@@ -54,6 +54,8 @@ def test_all_runtimes_of_a_model_without_attention(tmp_path: Path, capsys: pytes
 
 WRONG = {
     "a runtime by its processor": (["--target", "onnx", "--runtime", "gpu"], "did you mean 'ort-cuda'?"),
+    "a runtime without its prefix": (["--target", "contrib", "--runtime", "dml"], "did you mean 'ort-dml'?"),
+    "a target in capitals": (["--target", "ORT"], "unknown target 'ORT', did you mean 'ort'?"),
     "a runtime of many kernels": (["--target", "onnx", "--runtime", "onnxruntime"], "did you mean one of ort-c"),
     "a part of a runtime by another name": (["--target", "onnx", "--runtime", "ort-gpu"], "did you mean 'ort-cuda'?"),
     "the name of a package": (["--target", "onnx", "--runtime", "onnxruntime-gpu"], "did you mean 'ort-cuda'?"),
