@@ -36,6 +36,7 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.layout.plan import PACKED, Transpose
 from fa_compiler.passes.layout.views import View
+from fa_compiler.passes.masks.expressible import is_single_row
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -56,10 +57,13 @@ LIMIT = 32
 """So many values in front of an operand, or behind the result, are looked at for such a product."""
 
 
-def missed_by_operands(match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo, options: Options) -> Iterator[Missed]:
-    """What operands and result miss in this plan. Where keys and values are read from pages, only the query counts."""
+def missed_by_operands(
+    match: AttentionMatch, plan: LayoutPlan, info: ShapeInfo, options: Options, behind: bool
+) -> Iterator[Missed]:
+    """What operands and result miss in this plan. Only the query counts where keys and values are read from pages, and
+    where the operator itself puts new ones `behind` a past."""
     given = list(zip(NAMES, match.views, plan.operands, strict=False))
-    if plan.paged:
+    if plan.paged or behind:
         given = given[:1]
     yield from _copies(match, plan, given, options)
     yield from _repeated_heads(match, given)
@@ -100,7 +104,7 @@ def _copies(match: AttentionMatch, plan: LayoutPlan, given: Sequence[_Operand], 
     moved = {name: source.value for name, view, source in given if _is_transposed(view, source)}  # 1
     if any(isinstance(move, Transpose) for move in plan.destination.plan):
         moved["result"] = plan.destination.value
-    if space.size(roles.q_seq) == 1:
+    if is_single_row(space.size(roles.q_seq), options):
         moved = {name: value for name, value in moved.items() if name not in OF_ROWS}
     if not moved or _are_free(match, moved):
         return

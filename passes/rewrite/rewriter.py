@@ -282,7 +282,8 @@ class Rewriter:
     def _missed_by_operands(
         self, match: AttentionMatch, plan: LayoutPlan, standard: StandardAttention | None
     ) -> list[Missed]:
-        missed = missed_by_operands(match, plan, self.builder.info, self.options)
+        behind = standard is not None and bool(standard.grown)
+        missed = missed_by_operands(match, plan, self.builder.info, self.options, behind)
         if standard is None:
             return list(missed)
         told_by_standard = (MissedCode.WIDE, MissedCode.REPEATED_HEADS)
