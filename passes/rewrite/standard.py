@@ -98,6 +98,8 @@ TYPES = {
     ir.DataType.FLOAT16: Feature.FLOAT16,
     ir.DataType.BFLOAT16: Feature.BFLOAT16,
 }
+FIXED_SIZES = "give the inputs fixed sizes: export again, or onnxruntime.tools.make_dynamic_shape_fixed"
+"""What the user can do for a runtime that takes no sizes that are open before the run."""
 EXPANDED_SINCE = 25
 """From this opset on no runtime is known to have a kernel of Attention."""
 
@@ -362,9 +364,11 @@ def why_not_taken(feature: Feature, operator: str, options: Options, kernel: Ker
 
 
 def _refused(reason: str, operator: str, feature: Feature | None, match: AttentionMatch, options: Options) -> Decline:
-    """The decline, with what takes the feature: a leaner mask, another runtime, or our own kernels."""
+    """The decline, with what takes the feature: fixed sizes, a leaner mask, another runtime, or our own kernels."""
     hint = _other_runtime(operator, feature, options)
     lean = [missed.hint for missed in match.mask.missed if missed.hint]
+    if feature is Feature.OPEN_SIZES:
+        hint = FIXED_SIZES
     if feature is Feature.FULL and lean:
         hint = lean[0]
     return Decline(Code.RUNTIME, reason, match.node, hint)
@@ -384,7 +388,7 @@ def _other_runtime(operator: str, feature: Feature | None, options: Options) -> 
         if name == options.runtime.name or not has_operator(other, operator):
             continue
         if feature is None or answer(other, operator, feature) is Answer.YES:
-            return f"--runtime {name} takes it"
+            return f"--runtime {name}, which takes it"
     return None
 
 

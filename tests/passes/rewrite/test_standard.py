@@ -589,7 +589,7 @@ def test_group_query_attention_has_all_results_where_a_kernel_needs_them() -> No
 def test_a_hint_names_a_runtime_that_takes_it() -> None:
     model = attention("d = Div(s, cap) t = Tanh(d) x = Mul(t, cap)")
     _, report = rewritten(model, "onnx", "tensorrt")
-    assert report.blocks[0].hint == "--runtime ort-cpu takes it"
+    assert report.blocks[0].hint == "--runtime ort-cpu, which takes it"
     _, report = rewritten(model, "onnx", "ort-cpu")
     assert report.blocks[0].status == "fused"
 
@@ -599,7 +599,8 @@ def test_a_hint_names_a_runtime_that_takes_it() -> None:
     [
         ("onnx", "ort-webgpu", "--target contrib, because ort-webgpu has kernels of its operators"),
         ("contrib", "tensorrt", "--target onnx, because tensorrt has kernels of its operators"),
-        ("onnx", "ort-coreml", "--runtime ort-cpu takes it"),
+        ("onnx", "ort-coreml", "--runtime ort-cpu, which takes it"),
+        ("onnx", "qnn", "give the inputs fixed sizes: export again, or onnxruntime.tools.make_dynamic_shape_fixed"),
     ],
 )
 def test_a_hint_names_the_target_that_suits_a_runtime(target: Target, runtime: str, hint: str) -> None:
