@@ -115,7 +115,7 @@ def _summary(drawn: Drawn, run: Run | None) -> Iterator[str]:
     yield f"<p class='verdict'>{_verdict(report)}</p>"
     if run is not None:
         yield from _verified(run.written)
-    if not report.attentions:
+    if not report.attentions and not report.count("not_attention"):
         yield "</section>"
         return
     yield "<dl class='cards'>"
@@ -169,7 +169,7 @@ def _verified(written: Written | None) -> Iterator[str]:
 def _verdict(report: Report) -> str:
     """What became of the attentions. A softmax that is not attention is none of them."""
     already = report.count("already_fused")
-    total = report.attentions - already - report.count("not_attention") - report.count("linear_attention")
+    total = report.attentions - already - report.count("linear_attention")
     if not total and not already:
         what = "attention with a softmax" if report.count("linear_attention") else "attention"
         return f"There is no {what} in this model."

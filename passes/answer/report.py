@@ -537,8 +537,9 @@ class Report(Shown):
 
     @property
     def attentions(self) -> int:
-        """How many attentions there are, with a softmax or without one."""
-        return sum(block.kind not in ("backward", "convolution") for block in self.blocks)
+        """How many attentions there are, with a softmax or without one. Other softmaxes are none."""
+        kinds = ("backward", "convolution")
+        return sum(block.kind not in kinds and block.status != "not_attention" for block in self.blocks)
 
     @property
     def fused_attentions(self) -> int:

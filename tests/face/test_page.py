@@ -318,7 +318,7 @@ def test_each_target_is_drawn_in_the_same_colours(target: str, tmp_path: Path) -
     page = _Page(drawn(written(layered(1), tmp_path, "--target", target)))
     assert "after: " in page.text
     legend = [attrs["class"] for tag, attrs in page.tags if tag == "span" and "times" not in str(attrs["class"])]
-    assert [each for each in legend if "chip" not in str(each)] == ["role-query", "role-key", "role-value"]
+    assert [each for each in legend if "role" in str(each)] == ["role-query", "role-key", "role-value"]
 
 
 def test_a_training_graph(tmp_path: Path) -> None:

@@ -47,6 +47,7 @@ def test_one_block_a_softmax_in_order() -> None:
     assert [block.id for block in report.blocks] == [0, 1, 2, 3]
     assert [block.anchor for block in report.blocks] == ["p", "p2", "p3", "r"]
     assert [block.status for block in report.blocks] == ["fused", "declined", "fused", "not_attention"]
+    assert (report.fused_attentions, report.attentions) == (2, 3)  # the router is no attention
     assert [block.code for block in report.blocks] == [None, Code.SOFTCAP, None, Code.NOT_ATTENTION]
     assert [block.kind for block in report.blocks] == ["forward", "forward", "forward", "softmax_only"]
 
