@@ -632,12 +632,12 @@ class Report(Shown):
             parts.append(f"{declined} declined")
         if other := count("not_attention"):
             parts.append(f"{other} not attention")
-        outcome = f"{self.model}: {', '.join(parts)} (of {self.softmaxes})"
+        told = [f"{', '.join(parts)} (of {self.softmaxes})"] if self.softmaxes else []
         for kind, words in (("no_softmax", "linear attention"), ("convolution", "causal convolution")):
             of_kind = [block.status for block in without if block.kind == kind]
             if of_kind:
-                outcome += f"; {words}: {of_kind.count('fused')} fused (of {len(of_kind)})"
-        return outcome
+                told.append(f"{words}: {of_kind.count('fused')} fused (of {len(of_kind)})")
+        return f"{self.model}: {'; '.join(told)}"
 
     @property
     def _short(self) -> str:
