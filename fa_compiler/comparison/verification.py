@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy.typing as npt
 
 from fa_compiler.comparison.compare import Comparison, compare_models
+from fa_compiler.errors import InputError
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.model_files.writing import staging, write_model
@@ -50,6 +51,8 @@ def verify(
     words = python_options(assume=assume).assume
     if rtol is not None and not isinstance(rtol, Real):
         raise TypeError(f"`rtol` is a number or None, not {rtol!r}")
+    if rtol is not None and not rtol >= 0:
+        raise InputError(f"rtol is a number from 0 upwards, not {rtol!r}")
     if not isinstance(inputs, str | os.PathLike | Mapping | None):
         raise TypeError(f"`inputs` is a dictionary of arrays or the path of an .npz file, not {type(inputs).__name__}")
     with TemporaryFolder() as folder:

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Unpack
+from typing import Unpack, get_args
 
 import onnx
 import onnx_ir as ir
 
+from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import file_place
 from fa_compiler.model_files.inline_weights import make_inline
 from fa_compiler.model_files.reading import ModelLike, load
@@ -101,6 +102,8 @@ def optimize(
         InternalError: the result failed our own checks; nothing was written.
     """
     chosen = python_options(target, **options)
+    if output in get_args(Target):
+        raise InputError(f"the second argument is the file to write; the target is given as target={output!r}")
     loaded = load(model)
     place = None if output is None else file_place(output)
     if place is not None:

@@ -391,6 +391,15 @@ def test_a_comparison_of_other_inputs_than_arrays() -> None:
         fa_compiler.verify(plain(), plain(), inputs=5)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`rtol` is a number or None, not 'x'"):
         fa_compiler.verify(plain(), plain(), rtol="x")  # type: ignore[arg-type]
+    for rtol in (-1, float("nan")):
+        with pytest.raises(InputError, match="rtol is a number from 0 upwards, not"):
+            fa_compiler.verify(plain(), plain(), rtol=rtol)
+
+
+def test_a_target_in_the_place_of_the_output() -> None:
+    """`inspect` has its target there."""
+    with pytest.raises(InputError, match="is the file to write; the target is given as target='onnx'"):
+        fa_compiler.optimize(plain(), "onnx")
 
 
 def test_what_an_interactive_python_shows(tmp_path: Path) -> None:
