@@ -51,6 +51,7 @@ CACHE_WORDS = ("past", "cache")
 MAX_INDEX = 1000
 """Random indices are below this number, even if the indexed table is larger."""
 
+GIVE_INPUTS = "give inputs with --inputs, an option of verify and run"
 MAX_ELEMENTS = 1 << 28
 """The most elements of a random input; the machine would run out of memory with more."""
 
@@ -125,7 +126,7 @@ def random_inputs(
         if fault is None:
             return feeds
         faults.append(fault)
-    raise InputError(f"{name}: found no inputs with consistent lengths ({faults[0]}); give inputs with --inputs")
+    raise InputError(f"{name}: found no inputs with consistent lengths ({faults[0]}); {GIVE_INPUTS}")
 
 
 def _known_from_nodes(model: onnx.ModelProto) -> tuple[list[CachedAttention], dict[str, int]]:
@@ -158,7 +159,9 @@ def _made(
         tensor = info.type.tensor_type
         dtype = _NUMPY.get(tensor.elem_type)
         if not info.type.HasField("tensor_type") or dtype is None:
-            raise InputError(f"{name}: no random values can be made for input '{info.name}'; give inputs with --inputs")
+            raise InputError(f"{name}: no random values can be made for input '{info.name}'; {GIVE_INPUTS}")
+        if not tensor.HasField("shape"):
+            raise InputError(f"{name}: input '{info.name}' declares no sizes; declare them, or {GIVE_INPUTS}")
         shape = tuple(sizes.of(info.name, dim, axis) for axis, dim in enumerate(tensor.shape.dim))
         if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
             text = " x ".join(map(str, shape))

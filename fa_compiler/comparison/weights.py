@@ -52,7 +52,7 @@ def weights_of(model: onnx.ModelProto) -> Mapping[str, Spread]:
     sizes = {
         info.name: [dim.dim_value for dim in info.type.tensor_type.shape.dim]
         for info in graph_inputs(model)
-        if info.type.tensor_type.elem_type in FLOATS
+        if info.type.tensor_type.elem_type in FLOATS and info.type.tensor_type.HasField("shape")
     }
     found = {name: graph.spread(name, shape) for name, shape in sizes.items() if all(size > 0 for size in shape)}
     return {name: spread for name, spread in found.items() if spread is not None}

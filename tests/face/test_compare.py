@@ -307,6 +307,19 @@ def test_sizes_that_no_random_input_has(size: int, tmp_path: Path, capfd: pytest
     assert f"no random values can be made for input 'query' of the sizes {size} x" in capfd.readouterr().err
 
 
+def test_an_input_without_a_rank(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Such as one that is transposed: what to do is said by each command that makes inputs."""
+    model = attention()
+    for value in model.graph.input:
+        value.type.tensor_type.ClearField("shape")
+    path = str(saved(model, tmp_path / "model.onnx"))
+    for words in (["run", path], ["optimize", path, "-o", str(tmp_path / "out.onnx"), "--verify"]):
+        assert main(words) == 2
+        said = "declares no sizes; declare them, or give inputs with --inputs, an option of verify and run"
+        assert said in capfd.readouterr().err
+    assert not (tmp_path / "out.onnx").exists()
+
+
 def test_a_size_too_deep_to_be_computed_has_a_size_of_its_own() -> None:
     model = attention(length="+".join(["a"] * 4000))
     assert {array.shape[2] for array in random_inputs(model, "model").values()} == {LENGTH}
