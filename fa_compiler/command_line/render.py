@@ -38,6 +38,8 @@ _PIPE_WIDTH = 200
 _HEIGHT = 25
 """Rows, on which nothing here depends. Rich heeds the width on a terminal of the kind "dumb" only with a height."""
 
+GAP = 3
+"""The spaces between two columns of a table."""
 LATER, LATER_RANGE = 2, 6
 """How many more columns the cells of later rows may need, where they are one number, and where two more follow."""
 _RULE, _DASH = "─", "-"
@@ -122,11 +124,13 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 class MeasuredRows:
-    """The table of a benchmark, whose rows are printed as they are measured. The first one sets the widths."""
+    """The table of a benchmark, whose rows are printed as they are measured. The first one sets the widths. Its columns
+    stand closer together where no word would have to be broken then."""
 
     def __init__(self) -> None:
         self._header: Sequence[str] = ()
         self._widths: list[int] = []
+        self._gap = GAP
         self._count = 0
 
     def add(self, measured: Benchmark) -> None:
@@ -138,12 +142,16 @@ class MeasuredRows:
 
     def _print(self, header: Sequence[str], row: Sequence[str]) -> None:
         out = console()
-        room, begins, self._header = out.width - 3 * len(header), header != self._header, header
+        begins, self._header = header != self._header, header
         if begins:
             cells = [len(cell) + (LATER_RANGE if "(" in cell else LATER) for cell in row]
-            self._widths = _fitted(map(max, map(len, header), cells), room)
+            words = [max(map(len, f"{heading} {cell}".split())) for heading, cell in zip(header, row, strict=True)]
+            self._gap = GAP if sum(words) <= out.width - GAP * len(header) else GAP - 1
+            room = out.width - self._gap * len(header)
+            self._widths = _fitted(map(max, map(len, header), cells), words, room)
+        room = out.width - self._gap * len(header)
         widths = list(map(max, self._widths, map(len, row)))
-        table = _table_lines(out, header, [row], self._widths if sum(widths) > room else widths)
+        table = _table_lines(out, header, [row], self._widths if sum(widths) > room else widths, gap=self._gap)
         shown = [line for line in table if line]
         rule = next(place for place, line in enumerate(shown) if set(line) in ({" ", _RULE}, {" ", _DASH}))
         lines = ["", *shown] if begins else shown[rule + 1 :]
@@ -156,11 +164,13 @@ class MeasuredRows:
         print_lines(measured._lines)
 
 
-def _fitted(widths: Iterable[int], room: int) -> list[int]:
-    """The widths of columns, of which the widest are made narrower until they have room."""
+def _fitted(widths: Iterable[int], words: Sequence[int], room: int) -> list[int]:
+    """The widths of columns, of which the widest are made narrower until they have room. None is narrower than its
+    longest word as long as another one is wider than its own."""
     fitted = list(widths)
     while sum(fitted) > max(room, len(fitted)):
-        fitted[fitted.index(max(fitted))] -= 1
+        wide = [place for place, width in enumerate(fitted) if width > words[place]]
+        fitted[max(wide or range(len(fitted)), key=fitted.__getitem__)] -= 1
     return fitted
 
 
@@ -209,11 +219,12 @@ def _table_lines(
     rows: Iterable[Sequence[str | Text]],
     widths: Iterable[int | None] | None = None,
     names: bool = False,
+    gap: int = GAP,
 ) -> list[str]:
     """The lines of a table, without the spaces with which Rich fills its last column. Its columns are as wide as their
-    content, or have these `widths`. `names` is that of `print_table`."""
+    content, or have these `widths`, and stand `gap` apart. `names` is that of `print_table`."""
     box = SIMPLE_HEAD if out.encoding.startswith("utf") else _PLAIN_HEAD
-    table = Table(box=box, pad_edge=False)
+    table = Table(box=box, pad_edge=False, padding=(0, 1, 0, gap - 2))
     for heading, width in zip(headings, widths or [None] * len(headings), strict=True):
         table.add_column(heading, overflow="fold", width=width)
     rows = [*rows]

@@ -156,12 +156,7 @@ def _made(
     bounds, readers, weights = index_bounds(model.graph), Readers(model.graph), weights_of(model)
     feeds: dict[str, np.ndarray] = {}
     for info in inputs:
-        tensor = info.type.tensor_type
-        dtype = _NUMPY.get(tensor.elem_type)
-        if not info.type.HasField("tensor_type") or dtype is None:
-            raise InputError(f"{name}: no random values can be made for input '{info.name}'; {GIVE_INPUTS}")
-        if not tensor.HasField("shape"):
-            raise InputError(f"{name}: input '{info.name}' declares no sizes; declare them, or {GIVE_INPUTS}")
+        tensor, dtype = info.type.tensor_type, _type_of(name, info)
         shape = tuple(sizes.of(info.name, dim, axis) for axis, dim in enumerate(tensor.shape.dim))
         if any(size < 0 for size in shape) or math.prod(shape) > MAX_ELEMENTS:
             text = " x ".join(map(str, shape))
@@ -177,6 +172,17 @@ def _made(
             spread = weights.get(info.name)
             feeds[info.name] = drawn if spread is None else spread.of(drawn).astype(dtype)
     return feeds
+
+
+def _type_of(name: str, info: onnx.ValueInfoProto) -> np.dtype[Any]:
+    """The type of the numbers of an input. Raises InputError where no random ones can be made."""
+    tensor = info.type.tensor_type
+    dtype = _NUMPY.get(tensor.elem_type)
+    if not info.type.HasField("tensor_type") or dtype is None:
+        raise InputError(f"{name}: no random values can be made for input '{info.name}'; {GIVE_INPUTS}")
+    if not tensor.HasField("shape"):
+        raise InputError(f"{name}: input '{info.name}' declares no sizes; declare them, or {GIVE_INPUTS}")
+    return dtype
 
 
 def _drawn(

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler.command_line.main import main
+from fa_compiler.command_line.render import MeasuredRows
 from fa_compiler.errors import InputError
 from fa_compiler.measuring import benchmark
 from fa_compiler.measuring.figures import Benchmark, Decoded, Measure, Timing
@@ -250,6 +251,21 @@ def test_rows_are_printed_when_they_are_measured(
     else:
         places = [re.search(r"\d x", text) for text in (four.splitlines()[-1], eight, sixteen)]
         assert len({place.start() for place in places if place}) == 1
+
+
+def test_no_word_of_a_heading_is_broken_on_a_usual_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A decoder's table has eight columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    side = Timing(4.0, 3.0, 11.25, 140 << 20)
+    measure = Measure(2048, runs=3, original=side, fused=side, decoded=Decoded((12.0, 11.0), 32, 32, 0.0, 1e-5))
+    report = fa_compiler.inspect(attention())
+    MeasuredRows().add(Benchmark(report, (measure,), 1, 2, decode=True))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    headings = ["cached", "keys", *["original,", "fused,"] * 3, *["tokens/s", "prompt", "ms", "MiB"] * 2, "faster"]
+    assert sorted(shown.partition("─")[0].split()) == sorted(headings)
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
