@@ -283,12 +283,18 @@ class Benchmark(Shown):
         if self.caches:
             first, *others = self.caches
             lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))
-        if self.caches and not self.decode:
-            lines.append("to measure steps of one token, as a decoder is used, give --decode, in Python decode=True")
-        if self.decode and report.possible_buffers:
-            lines.append("each step copies all caches; --in-place-caches, in Python in_place_caches=True, ends that")
+        lines += self.advice
         lines += [str(cache) for cache in report.caches if cache.reason is not None]
         return [*map(printable, lines), *self.warnings, self.conditions]
+
+    @property
+    def advice(self) -> list[str]:
+        """What else a user of a model with caches can measure."""
+        if self.caches and not self.decode:
+            return ["to measure steps of one token, as a decoder is used, give --decode, in Python decode=True"]
+        if self.decode and self.report.possible_buffers:
+            return ["each step copies all caches; --in-place-caches, in Python in_place_caches=True, ends that"]
+        return []
 
     @property
     def sizes(self) -> list[str]:

@@ -67,7 +67,7 @@ def _lines(measured: Benchmark, made: Provenance | None, place: Path | None) -> 
         yield from _plot(ran, at, "MiB", lambda timing: timing.memory / MIB, None)
         yield from _table(measured._rows)
         yield from _agreement(measured)
-    yield from (f"<p>{_sentence(line)}</p>" for line in (*measured.faults, *measured.sizes))
+    yield from (f"<p>{_sentence(line)}</p>" for line in (*measured.faults, *measured.sizes, *measured.advice))
     threads = f"{measured.threads} thread{'s' if measured.threads > 1 else ''}"
     yield (
         f'<p class="note">ONNX Runtime {escape(measured.runtime)} with all its optimisations, '

@@ -439,9 +439,10 @@ def test_a_file_that_was_traced_with_one_token(capsys: pytest.CaptureFixture[str
     with pytest.raises(InputError, match=r"^the model fails .*; a file that was traced with one token takes one"):
         session.step({"input_ids": [[1, 2]]})
     session.step({"input_ids": [[1]]})
-    path = str(saved(model, tmp_path / "model.onnx"))
-    assert main(["bench", path, "--decode", "--lengths", "8", "--seconds", "0.01"]) == 0
+    path, page = str(saved(model, tmp_path / "model.onnx")), tmp_path / "gain.html"
+    assert main(["bench", path, "--decode", "--lengths", "8", "--seconds", "0.01", "--html", str(page)]) == 0
     shown = capsys.readouterr().out
+    assert "Each step copies all caches;" in page.read_text(encoding="utf-8")
     assert "behind 8 keys 32 of 32 tokens are the same" in shown and "prompt ms" not in shown
     assert "each step copies all caches; --in-place-caches" in shown
 
