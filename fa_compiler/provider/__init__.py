@@ -228,7 +228,7 @@ def _library_failed(reason: bytes) -> None:
     """The library could not use the last answer: no session has the fused graph of its report."""
     if _thread.overheard is not None and _thread.overheard.reports:
         _thread.overheard.reports.pop()
-    _note_failure(reason.decode(errors="replace"))
+    _note_failure(" ".join(reason.decode(errors="replace").split()))  # a message of ONNX Runtime ends with a line
 
 
 _failure = _FAILED(_library_failed)

@@ -555,6 +555,11 @@ def test_shared_initializers(seen: provider.Overheard, name: str, level: ort.Gra
     assert fused(seen) == ([1] if name == "w" else [])
 
 
+def test_a_failure_of_the_library_is_one_line(seen: provider.Overheard) -> None:
+    provider._library_failed(b"Exception during initialization: graph.cc:4164\n Attempt to replace the tensor\n")
+    assert seen.failures == ["Exception during initialization: graph.cc:4164 Attempt to replace the tensor"]
+
+
 @pytest.mark.parametrize("form", ["onnx", "ort"])
 @pytest.mark.parametrize("named", ["by the device", "in a list"])
 def test_a_session_that_writes_its_model(seen: provider.Overheard, tmp_path: Path, form: str, named: str) -> None:
