@@ -44,6 +44,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
+from fa_compiler.lowering.onnx_file.magnitudes import TAME
 from fa_compiler.lowering.onnx_file.writer import FunctionWriter
 from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, get
 from fa_compiler.op_registry.geometry import (
@@ -100,13 +101,11 @@ _RANK = 4
 """The axes of scores."""
 _FAR = 1 << 30
 """Farther away than any two tokens are."""
-_TAME = 1e30
-"""Scores below this are lost in the lowest number of float32, and do not overflow."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of the sizes, as far as it changes a body."""
+    """What is known of sizes and numbers, as far as it changes a body."""
 
     one_batch: bool = False
     """Query, key and value have one batch, and it is not known whether mask and bias fit it."""
@@ -116,6 +115,8 @@ class _Known:
     """The last size of the mask is the number of keys and that of rows. It is told only where a band needs both."""
     bias_is_full: bool = False
     """The bias is not scaled, and as large as the scores of one sequence. The mask beside it is one of keys."""
+    is_tame: bool = False
+    """All operands are finite in every run, and all scores below `TAME` (magnitudes.py)."""
 
 
 @dataclass(frozen=True)
@@ -157,18 +158,18 @@ class BodyKey:
         """The key of a call."""
         return BodyKey(repr(call), call)
 
-    def for_any_sizes(self) -> BodyKey:
-        """The key of the body that knows nothing of the sizes, so that more nodes have it in common."""
+    def for_any_call(self) -> BodyKey:
+        """The key of the body that knows nothing of sizes and numbers, so that more nodes have it in common."""
         return BodyKey.of(replace(self.call, known=_Known()))
 
 
-def body_key(view: NodeView, opset: int) -> BodyKey | None:
+def body_key(view: NodeView, opset: int, is_tame: bool = False) -> BodyKey | None:
     """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body.
 
-    `opset` is that of the model.
+    `opset` is that of the model. `is_tame` says that all operands are finite in every run, with scores below `TAME`.
     """
     call = _call_of(view, opset)
-    return None if call is None else BodyKey.of(call)
+    return None if call is None else BodyKey.of(replace(call, known=replace(call.known, is_tame=is_tame)))
 
 
 def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
@@ -381,22 +382,27 @@ class _Writer(FunctionWriter):
     def write(self) -> None:
         self.operands = self._operands()
         if self._may_be_plain():
-            self.operands = self._guarded(self.operands)
+            if not self.call.known.is_tame:
+                self.operands = self._guarded(self.operands)
             mask = self._mask(self._lengths_of_mask(), None) if self._shares_mask() else None
             added = None
             if mask is not None and self.operands.bias is not None and self.call.known.bias_is_full:
                 added = self.op("Add", self.operands.bias, mask.added)
-            plain, general = self._branch(1000), self._branch(2000)
-            branches = {
-                "then_branch": _graph("as_models_do", plain.nodes, plain.plain(mask, added)),
-                "else_branch": _graph("any_numbers", general.nodes, general.general(mask)),
-            }
-            out = self.op("If", self._are_tame(), **branches)
+            out = self.plain(mask, added) if self.call.known.is_tame else self._plain_or_general(mask, added)
         else:
             out = self.general(None)
         if {"real_shift", "atten_mask"} & set(self.call.inputs):
             out = self._of_operands(out)
         self._arrange(out)
+
+    def _plain_or_general(self, mask: _Mask | None, added: str | None) -> str:
+        """The result in two branches, of which the numbers of a run choose one."""
+        plain, general = self._branch(1000), self._branch(2000)
+        branches = {
+            "then_branch": _graph("as_models_do", plain.nodes, plain.plain(mask, added)),
+            "else_branch": _graph("any_numbers", general.nodes, general.general(mask)),
+        }
+        return self.op("If", self._are_tame(), **branches)
 
     def general(self, mask: _Mask | None) -> str:
         """The result [B,N1,S1,Dv] for operands of any numbers. `mask` is what is known of it already."""
@@ -485,12 +491,12 @@ class _Writer(FunctionWriter):
         return _Operands(query, key, value, operands.scale, bias, sink)
 
     def _are_tame(self) -> str:
-        """Whether all operands are finite, and all scores and products below `_TAME`: the product of two vectors is at
+        """Whether all operands are finite, and all scores and products below `TAME`: the product of two vectors is at
         most half of the sum of their squares. NaN is below nothing."""
         operands = self.operands
         names = filter(None, (operands.query, operands.key, operands.value, operands.bias, operands.sink))
         squares = [self.op("ReduceSumSquare", name, keepdims=0) for name in names]
-        bound = self.op("Div", self.number(_TAME), self.op("Add", self.op("Abs", operands.scale), self.number(1.0)))
+        bound = self.op("Div", self.number(TAME), self.op("Add", self.op("Abs", operands.scale), self.number(1.0)))
         return self.op("Less", self.op("Sum", *squares), bound)
 
     def _branch(self, offset: int) -> _Writer:
@@ -701,6 +707,8 @@ class _Writer(FunctionWriter):
 
     def _weighted(self, weights: str, value: str, read: str) -> str:
         """weights @ value, where values that are not read need not be finite."""
+        if self.call.known.is_tame:
+            return self.op("MatMul", weights, value)
         nothing = self.number(0.0)
         lacking = self.op("Or", self.op("IsNaN", value), self.op("IsInf", value))
         finite = self.op("MatMul", weights, self.op("Where", lacking, nothing, value))

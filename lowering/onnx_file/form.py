@@ -38,6 +38,7 @@ from fa_compiler.lowering.onnx_file.around_bodies import bodies_of, has_body
 from fa_compiler.lowering.onnx_file.bodies import BodyKey, body_key, body_of
 from fa_compiler.lowering.onnx_file.delta_bodies import STATES, delta_bodies
 from fa_compiler.lowering.onnx_file.linear_bodies import LINEAR, LinearKey, linear_body, linear_key
+from fa_compiler.lowering.onnx_file.magnitudes import tame_nodes
 from fa_compiler.op_registry import (
     DOMAIN,
     DOMAINS,
@@ -244,16 +245,17 @@ def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> li
     """What the body of each of these nodes depends on; None if one of them has no body, or if they have too many."""
     opset = graph_opset(model.graph)
     keys: list[BodyKey] = []
+    tame = tame_nodes(nodes, model, info)
     for node in nodes:
         try:
-            key = body_key(node_view(node, info), opset)
+            key = body_key(node_view(node, info), opset, is_tame=node in tame)
         except RegistryError:  # a node that the model had before
             return None
         if key is None:
             return None
         keys.append(key)
     if len(set(keys)) > len(FILE_OPS):
-        keys = [key.for_any_sizes() for key in keys]
+        keys = [key.for_any_call() for key in keys]
     return keys if len(set(keys)) <= len(FILE_OPS) else None
 
 

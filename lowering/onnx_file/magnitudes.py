@@ -1,0 +1,236 @@
+"""How large the operands of fused nodes get: their bodies need no branch for numbers that cannot occur.
+
+What a model computes from integers and finite weights is finite, and a norm makes it small again in every layer. So the
+bounds of passes/values/bounds.py prove for most models of text that query, key and value are tame in every run. What
+they need beside the rules for single operators is here:
+
+    weights                          each is read, if it is in the model's own file or in memory
+    MatMul, Gemm                     by the sums of the absolute weights, or by the number of products
+    norms, ready made or not         at most the root of the number of elements, times the weight
+    Erf, Gelu                        at most 1, and at most the operand
+    FlashAttentionScore              at most the largest value
+
+A float input of the model may hold anything, so nothing is proven behind it: images, sounds, embeddings, caches. The
+variance of a norm is taken to be computed to float32's precision; a kernel that makes NaN of finite numbers there
+makes it in the original, too.
+
+Models of more than MOST_WEIGHTS are not looked at: one layer takes a thousand times as long as the branch, and reading
+all weights takes seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx_ir as ir
+
+from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
+from fa_compiler.passes.algebra.intervals import Bound
+from fa_compiler.passes.answer.budget import limited_attempt
+from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.options import Options
+from fa_compiler.passes.around import layer_norm, rms_norm
+from fa_compiler.passes.around.records import Norm, SummedNorm
+from fa_compiler.passes.emit.joined import is_of_other_file
+from fa_compiler.passes.ir.nodes import constant_tensor, float_attr, input_of, int_attr, is_op, text_attr, unheld
+from fa_compiler.passes.values.bounds import Bounds
+from fa_compiler.passes.values.shapes import ShapeInfo
+
+MOST_WEIGHTS = 1 << 26
+"""The most weights of a model that is looked at: 256 MB in float32."""
+TAME = 1e30
+"""Scores below this are lost in the lowest number of float32, and do not overflow."""
+SQUARED = 1e15
+"""The squares of numbers below this, and their sums over a row, do not overflow in float32."""
+ROUNDED = 1.0 + 2.0**-10
+"""More than what roundings add to a sum of up to LONGEST products."""
+LONGEST = 1 << 13
+
+Rule = Callable[["Magnitudes", ir.Node], Bound | None]
+_READY_MADE = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
+"""Norms, and whether they have a bias."""
+
+
+def tame_nodes(nodes: Iterable[ir.Node], model: ir.Model, info: ShapeInfo) -> set[ir.Node]:
+    """Those FlashAttentionScore nodes of a model whose operands are finite in every run, with scores below TAME.
+
+    `info` is what is known of the model. External data are not read, but for weights of the model's own file.
+    """
+    weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
+    if sum(weight.size for weight in weights) > MOST_WEIGHTS:
+        return set()
+    known = Magnitudes(info, norms=norms_of(model.graph, info))
+    for node in model.graph:  # in this order no chain is long
+        for output in node.outputs:
+            known.of(output)
+    return {node for node in nodes if known.is_tame(node)}
+
+
+def norms_of(graph: ir.Graph, info: ShapeInfo) -> dict[ir.Value, Norm]:
+    """The norms that single operators compute, by their results without weights."""
+    found: dict[ir.Value, Norm] = {}
+    for node in graph:
+        if is_op(node, *_READY_MADE):
+            continue
+        norms: Decline | list[Norm | SummedNorm] = []
+        if rms_norm.is_anchor(node, info):
+            norms = limited_attempt(node, lambda node=node: [*rms_norm.norms(node, info)])  # type: ignore[misc]
+        elif layer_norm.is_anchor(node, info):
+            norms = limited_attempt(node, lambda node=node: [*layer_norm.norms(node, info, Options())])  # type: ignore[misc]
+        if not isinstance(norms, Decline):
+            alone = (norm for norm in norms if isinstance(norm, Norm))
+            found.update((norm.result, norm) for norm in alone if not norm.gamma.is_given and not norm.beta.is_given)
+    return found
+
+
+@dataclass
+class Magnitudes(Bounds):
+    """The bounds of the values of one model, with those behind products, norms and attention."""
+
+    norms: Mapping[ir.Value, Norm] = field(kw_only=True)
+
+    def is_tame(self, node: ir.Node) -> bool:
+        """Whether the operands of a FlashAttentionScore are finite in every run, and its scores below TAME."""
+        given = _by_name(node)
+        scores = self._dot(given["query"], given["key"])
+        if "query_rope" in given:
+            scores += self._dot(given["query_rope"], given["key_rope"])
+        beside = [self.largest(given[name]) for name in ("real_shift", "sink") if name in given]
+        scale = max(1.0, abs(float_attr(node, "scale_value", 1.0)))
+        return max((scores + sum(beside)) * scale, self.largest(given["value"])) < TAME
+
+    def largest(self, value: ir.Value | None) -> float:
+        """The largest absolute number of a value; infinity where none is known, or where one may be NaN."""
+        interval = self.always(value)
+        return math.inf if interval is None else max(map(abs, interval))
+
+    def _compute(self, value: ir.Value) -> Bound | None:
+        tensor = constant_tensor(value)
+        if tensor is not None:
+            array = self._numbers(tensor)
+            return None if array is None else _bound(array)
+        node = value.producer()
+        if value in self.norms:
+            return self._rounded(self._normalised(self.norms[value]), self.info.dtype(value))
+        if node is not None and (node.domain, node.op_type) == (DOMAIN, GRAPH_OP):
+            return self._rounded(self._attended(node), self.info.dtype(value))
+        if is_op(node, *_RULES):
+            return self._rounded(_RULES[node.op_type](self, node), self.info.dtype(value))
+        return super()._compute(value)
+
+    def _numbers(self, tensor: ir.TensorProtocol) -> np.ndarray | None:
+        """The content of a tensor; None where it is not read, or not of numbers."""
+        if tensor.dtype == ir.DataType.STRING or tensor.size > MOST_WEIGHTS:
+            return None
+        if is_of_other_file(tensor):
+            return None
+        return unheld(tensor).numpy()
+
+    def _weight(self, value: ir.Value | None) -> np.ndarray | None:
+        """The content of a weight; None for what is computed."""
+        tensor = constant_tensor(value)
+        return None if tensor is None else self._numbers(tensor)
+
+    def _size(self, value: ir.Value | None, axis: int) -> int | None:
+        shape = None if value is None else self.info.shape(value)
+        return shape[axis].const if shape else None
+
+    def _attended(self, node: ir.Node) -> Bound | None:
+        """No number of the result is larger than all values. A row without keys is NaN if the node says so."""
+        if not self.is_tame(node):
+            return None
+        return _within(self.largest(_by_name(node)["value"]), text_attr(node, "cpu_empty_rows", "") == "nan")
+
+    def _normalised(self, norm: Norm) -> Bound | None:
+        """The root of the mean square is at least the largest number by the root of the count."""
+        size = self._size(norm.x, -1)
+        if size is None or norm.epsilon <= 0.0 or not self.largest(norm.x) < SQUARED:
+            return None
+        return _within(math.sqrt(size))
+
+    def ready_made(self, node: ir.Node) -> Bound | None:
+        """A norm, with its weight and bias."""
+        shape = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
+        axis = int_attr(node, "axis", -1)
+        sizes = [None] if shape is None else [dim.const for dim in shape[axis % len(shape) :]]
+        if None in sizes or float_attr(node, "epsilon", 1e-5) <= 0.0 or not self.largest(node.inputs[0]) < SQUARED:
+            return None
+        count = math.prod(size for size in sizes if size is not None)
+        bias = input_of(node, 2) if _READY_MADE[node.op_type] else None
+        return _within(math.sqrt(count) * self.largest(node.inputs[1]) + (0.0 if bias is None else self.largest(bias)))
+
+    def product(self, node: ir.Node) -> Bound | None:
+        """The sums of products of a MatMul."""
+        one, other = node.inputs[0], node.inputs[1]
+        of_weight = (self._of_weight(one, other, False), self._of_weight(other, one, True))
+        return _within(next((total for total in of_weight if total is not None), self._dot(one, other)))
+
+    def gemm(self, node: ir.Node) -> Bound | None:
+        """The same of a Gemm, with its factors and what it adds."""
+        alpha, beta = float_attr(node, "alpha", 1.0), float_attr(node, "beta", 1.0)
+        total = self._of_weight(node.inputs[0], node.inputs[1], bool(int_attr(node, "transB", 0)))
+        added = input_of(node, 2)
+        if total is None or int_attr(node, "transA", 0):
+            return None
+        return _within(abs(alpha) * total + (0.0 if added is None else abs(beta) * self.largest(added)))
+
+    def _of_weight(self, value: ir.Value | None, weight: ir.Value | None, by_rows: bool) -> float | None:
+        """The largest sum of products with a weight, of whose columns or rows each is one factor; None where there is
+        no weight."""
+        array = self._weight(weight)
+        if array is None or array.ndim < 2 or array.shape[-1 if by_rows else -2] > LONGEST:
+            return None
+        sums = np.abs(array).sum(axis=-1 if by_rows else -2, dtype=np.float64)
+        return self.largest(value) * float(sums.max(initial=0.0))
+
+    def _dot(self, one: ir.Value | None, other: ir.Value | None) -> float:
+        """The largest sum of products of two values over the last axis of the first one; infinity where none is
+        known."""
+        count = self._size(one, -1)
+        if count is None or count > LONGEST:
+            return math.inf
+        return count * self.largest(one) * self.largest(other)
+
+    def gelu(self, node: ir.Node) -> Bound | None:
+        """A part of the operand."""
+        return _within(self.largest(node.inputs[0]))
+
+    def error_function(self, node: ir.Node) -> Bound | None:
+        """Between -1 and 1."""
+        return _within(1.0) if math.isfinite(self.largest(node.inputs[0])) else None
+
+
+_RULES: Mapping[str, Rule] = {
+    "MatMul": Magnitudes.product,
+    "Gemm": Magnitudes.gemm,
+    "Erf": Magnitudes.error_function,
+    "Gelu": Magnitudes.gelu,
+    **dict.fromkeys(_READY_MADE, Magnitudes.ready_made),
+}
+
+
+def _by_name(node: ir.Node) -> dict[str, ir.Value]:
+    """The inputs of a FlashAttentionScore by their names."""
+    pairs = zip(get(GRAPH_OP).input_names, node.inputs, strict=False)
+    return {name: value for name, value in pairs if value is not None and value.name}
+
+
+def _bound(array: np.ndarray) -> Bound | None:
+    """The bound of numbers; None where one is NaN, or complex."""
+    if array.dtype.kind == "c":
+        return None
+    if not array.size:
+        return Bound((0.0, 0.0), False)
+    low, high = float(array.min()), float(array.max())
+    return None if math.isnan(low) or math.isnan(high) else Bound((low, high), False)
+
+
+def _within(largest: float, may_be_nan: bool = False) -> Bound | None:
+    """The bound of numbers up to the largest one, which were rounded; None where there is none."""
+    if not math.isfinite(largest):
+        return None
+    largest *= ROUNDED
+    return Bound((-largest, largest), may_be_nan)
