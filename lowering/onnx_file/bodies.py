@@ -529,7 +529,8 @@ class _Writer(FunctionWriter):
         return _Operands(joined[0], joined[1], value, self.attribute("scale_value"), bias, sink)
 
     def _arranged(self, name: str, heads: int, repeated: int) -> str:
-        """An operand as [B,N1,S,D] in float32. Each of its heads is repeated for the query heads that share it."""
+        """An operand as [B,N1,S,D] in float32, or [B,1,S,D] if all query heads share its only head. Several heads are
+        repeated for the query heads that share them."""
         call, width = self.call, self.call.widths[name]
         value = self._float(name)
         if "actual_seq_kvlen" in call.inputs and not name.startswith("query"):
@@ -537,17 +538,12 @@ class _Writer(FunctionWriter):
             value = self.op("Slice", value, self.ints(0), "actual_seq_kvlen", axis)
         if call.layout in ("BSH", "SBH"):
             value = self.op("Reshape", value, self.ints(0, 0, heads, width))
-        if heads == repeated and call.layout == "BNSD":
-            return value
-        if heads == repeated:
+        if call.layout != "BNSD":
             perm = [_TO_BSND[call.layout][axis] for axis in (0, 2, 1, 3)]
-            return self.op("Transpose", value, perm=perm)
-        if _TO_BSND[call.layout] != (0, 1, 2, 3):
-            value = self.op("Transpose", value, perm=_TO_BSND[call.layout])
-        value = self.op("Unsqueeze", value, self.ints(3))
-        value = self.op("Expand", value, self.ints(1, 1, 1, repeated // heads, 1))
-        value = self.op("Reshape", value, self.ints(0, 0, repeated, width))
-        return self.op("Transpose", value, perm=[0, 2, 1, 3])
+            value = self.op("Transpose", value, perm=perm)
+        if heads in (1, repeated):  # one head is read by all, as a product broadcasts
+            return value
+        return self.op("Gather", value, self.ints(*np.repeat(range(heads), repeated // heads)), axis=1)
 
     def _batch(self, product: str, value: str) -> str:
         """The batch size [1] that the product of query and key and the values give."""
