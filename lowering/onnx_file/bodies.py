@@ -432,7 +432,13 @@ class _Writer(FunctionWriter):
         return self.op("Where", mask.empty, self.number(0.0), out) if mask and rule in ("", "zero") else out
 
     def _product(self) -> str:
-        return self.op("MatMul", self.operands.query, self.op("Transpose", self.operands.key, perm=[0, 1, 3, 2]))
+        """The products of query and key. TransposeOptimizer of ONNX Runtime joins transposed keys with a Transpose in
+        front of rotary positions, which makes new ones for query; it does not look through a Reshape, which costs
+        nothing."""
+        key = self.operands.key
+        if self.call.layout == "BNSD":
+            key = self.op("Reshape", key, self.ints(0, 0, 0, 0))
+        return self.op("MatMul", self.operands.query, self.op("Transpose", key, perm=[0, 1, 3, 2]))
 
     def _batch_and_bias(self, product: str) -> tuple[str | None, str | None]:
         """The batch size, if mask and bias are repeated to it, and the bias in this size."""
