@@ -381,28 +381,65 @@ class _Writer(FunctionWriter):
 
     def write(self) -> None:
         self.operands = self._operands()
-        if self._may_be_plain():
-            if not self.call.known.is_tame:
-                self.operands = self._guarded(self.operands)
-            mask = self._mask(self._lengths_of_mask(), None) if self._shares_mask() else None
-            added = None
-            if mask is not None and self.operands.bias is not None and self.call.known.bias_is_full:
-                added = self.op("Add", self.operands.bias, mask.added)
-            out = self.plain(mask, added) if self.call.known.is_tame else self._plain_or_general(mask, added)
-        else:
+        if not self._may_be_plain():
             out = self.general(None)
+        elif self.call.known.is_tame:
+            out = self.plain(self._shared_mask())
+        else:
+            out = self._plain_if_finite()
         if {"real_shift", "atten_mask"} & set(self.call.inputs):
             out = self._of_operands(out)
         self._arrange(out)
 
-    def _plain_or_general(self, mask: _Mask | None, added: str | None) -> str:
-        """The result in two branches, of which the numbers of a run choose one."""
-        plain, general = self._branch(1000), self._branch(2000)
+    def _plain_if_finite(self) -> str:
+        """The result [B,N1,S1,Dv] as `plain` computes it, if it is finite, or else as `general` does.
+
+        A finite result is right. Each row has a product with each value, so all values are finite; a row that has keys
+        has finite scores at these, or -inf, and -inf at the others. What `plain` makes of a row without keys does not
+        depend on its scores, but for the rule "mean": there its query is replaced by 0, and a bias has to be small.
+        """
+        rule, nothing = self.call.attrs.get("cpu_empty_rows", ""), self.number(0.0)
+        mask = self._shared_mask() or self._mask(self._lengths_of_operands(), self._batch_of_operands())
+        if mask is not None and rule == "mean":
+            factor = self.op("Where", mask.empty, nothing, self.number(1.0))
+            self.operands = replace(self.operands, query=self.op("Mul", self.operands.query, factor))
+        held = self._held(is_query_computed=mask is not None and rule == "mean")
+        if self.operands.sink is not None:
+            self.operands = replace(self.operands, sink=self.op("Min", self.operands.sink, self.number(math.inf)))
+        out = self.plain(mask)
+        rows = self.op("Where", mask.empty, nothing, out) if mask is not None and rule == "nan" else out
+        squares, bound = self.op("ReduceSumSquare", rows, keepdims=0), self.number(math.inf)
+        if self.operands.bias is not None and rule == "mean":
+            squares = self.op("Add", squares, self.op("ReduceSumSquare", self.operands.bias, keepdims=0))
+            bound = self.op(
+                "Div", self.number(TAME), self.op("Add", self.op("Abs", self.operands.scale), self.number(1.0))
+            )
+        general = self._branch(2000)
+        general.operands = general.restored(held)
         branches = {
-            "then_branch": _graph("as_models_do", plain.nodes, plain.plain(mask, added)),
+            "then_branch": _graph("as_models_do", [helper.make_node("Identity", [out], ["finite"])], "finite"),
             "else_branch": _graph("any_numbers", general.nodes, general.general(mask)),
         }
-        return self.op("If", self._are_tame(), **branches)
+        return self.op("If", self.op("Less", squares, bound), **branches)
+
+    def _held(self, is_query_computed: bool) -> dict[str, tuple[str, str]]:
+        """The operands that a branch may not read, because ONNX Runtime might move a DequantizeLinear forwards to them:
+        its QDQPropagation (1.20 to 1.32) ends the process where a branch reads the result. It does not look through a
+        Flatten, which costs nothing, nor through Min. They are held as a matrix and their shape."""
+        call, (n1, n2) = self.call, self.call.heads
+        is_cast, is_repeated = call.dtype != TensorProto.FLOAT, n2 not in (1, n1)
+        computed = {
+            "query": is_cast or is_query_computed or "query_rope" in call.inputs,
+            "key": is_cast or is_repeated or "key_rope" in call.inputs,
+            "value": is_cast or is_repeated,
+            "bias": self.operands.bias is None,
+        }
+        names = {name: getattr(self.operands, name) for name, is_computed in computed.items() if not is_computed}
+        return {name: (self.op("Flatten", value, axis=3), self.op("Shape", value)) for name, value in names.items()}
+
+    def restored(self, held: Mapping[str, tuple[str, str]]) -> _Operands:
+        """The operands, in a branch, of which some are `held`."""
+        return replace(self.operands, **{name: self.op("Reshape", *parts) for name, parts in held.items()})
 
     def general(self, mask: _Mask | None) -> str:
         """The result [B,N1,S1,Dv] for operands of any numbers. `mask` is what is known of it already."""
@@ -416,16 +453,15 @@ class _Writer(FunctionWriter):
         allowed = self._allowed(self._lengths(scores), batch) if mask is None else mask.allowed
         return self._attend(scores, self.operands.value, scaled_bias, allowed)
 
-    def plain(self, mask: _Mask | None, added: str | None) -> str:
-        """The result [B,N1,S1,Dv] for operands that `_are_tame`. `added` is the bias with what the mask adds, if they
-        are one tensor already."""
+    def plain(self, mask: _Mask | None) -> str:
+        """The result [B,N1,S1,Dv] as models compute it. `mask` is what is known of it already."""
         product = self._product()
         batch, bias = self._batch_and_bias(product)
-        scores = self._scores(product, None if added is not None else bias)
+        is_one = mask is not None and bias is not None and self.call.known.bias_is_full
+        scores = self._scores(product, None if is_one else bias)
         mask = mask or self._mask(self._lengths(scores), batch)
-        if added is None and mask is not None:
-            added = mask.added
-        if added is not None:
+        if mask is not None:
+            added = self.op("Add", bias, mask.added) if is_one and bias is not None else mask.added
             scores = self.op("Add", scores, added)
         out = self.op("MatMul", self._without_sink(self._shares(scores)), self.operands.value)
         rule = self.call.attrs.get("cpu_empty_rows", "")
@@ -458,23 +494,27 @@ class _Writer(FunctionWriter):
 
     def _mask(self, lengths: Lengths, batch: str | None) -> _Mask | None:
         """What a mask adds to the scores; None if it excludes nothing."""
-        rule = self.call.attrs.get("cpu_empty_rows", "")
-        nothing = self.number(0.0)
-        fill = self.number(float(np.finfo(np.float32).min) if rule == "mean" else -math.inf)
+        rule, is_tame = self.call.attrs.get("cpu_empty_rows", ""), self.call.known.is_tame
+        nothing, infinite = self.number(0.0), self.number(-math.inf)
         allowed = self._allowed(lengths, batch)
         if allowed is None:
             return None
-        empty = "" if rule in ("mean", "nan") else self._empty(allowed)
+        empty = "" if is_tame and rule in ("mean", "nan") else self._empty(allowed)
         kept = self.op("Or", allowed.keys, empty) if rule == "unmasked" else allowed.keys
+        fill = self.number(float(np.finfo(np.float32).min)) if rule == "mean" else infinite
+        if empty and rule == "mean":
+            fill = self.op("Where", empty, fill, infinite)
         return _Mask(allowed, self.op("Where", kept, nothing, fill), empty)
 
-    def _shares_mask(self) -> bool:
-        """Whether the mask alone says what to add to the scores. It is then computed in front of the branches, where
-        ONNX Runtime sees that all layers compute the same."""
+    def _shared_mask(self) -> _Mask | None:
+        """What the mask adds to the scores, if the mask alone says so: ONNX Runtime then sees that all layers compute
+        the same. Else None."""
         call = self.call
         repeated = call.attrs.get("cpu_mask_batch") == "repeated"
         has_band = _bounds(call.attrs) != (UNLIMITED, UNLIMITED)
-        return call.mask_excludes and not repeated and (not has_band or call.known.mask_has_lengths)
+        if not call.mask_excludes or repeated or (has_band and not call.known.mask_has_lengths):
+            return None
+        return self._mask(self._lengths_of_mask(), None)
 
     def _may_be_plain(self) -> bool:
         """Whether masked keys have no part in the result: no scores, and no share of what a sink leaves to empty
@@ -483,27 +523,6 @@ class _Writer(FunctionWriter):
         scored = math.isfinite(float(attrs.get("cpu_mask_value", -math.inf))) or attrs.get("cpu_masked_bias") == "added"
         empty_are_zero = attrs.get("cpu_empty_rows", "") in ("", "zero")
         return "atten_mask" in self.call.inputs and not scored and ("sink" not in self.call.inputs or empty_are_zero)
-
-    def _guarded(self, operands: _Operands) -> _Operands:
-        """The operands for branches, which read these and not what the function gets: QDQPropagation of ONNX Runtime
-        (1.20 to 1.32) ends the process if it can move a DequantizeLinear forwards to a value that a branch reads. No
-        number is above infinity."""
-
-        def guarded(name: str) -> str:
-            return self.op("Min", name, self.number(math.inf))
-
-        query, key, value = (guarded(name) for name in (operands.query, operands.key, operands.value))
-        bias, sink = (name and guarded(name) for name in (operands.bias, operands.sink))
-        return _Operands(query, key, value, operands.scale, bias, sink)
-
-    def _are_tame(self) -> str:
-        """Whether all operands are finite, and all scores and products below `TAME`: the product of two vectors is at
-        most half of the sum of their squares. NaN is below nothing."""
-        operands = self.operands
-        names = filter(None, (operands.query, operands.key, operands.value, operands.bias, operands.sink))
-        squares = [self.op("ReduceSumSquare", name, keepdims=0) for name in names]
-        bound = self.op("Div", self.number(TAME), self.op("Add", self.op("Abs", operands.scale), self.number(1.0)))
-        return self.op("Less", self.op("Sum", *squares), bound)
 
     def _branch(self, offset: int) -> _Writer:
         """The writer of a branch, whose names are no names of this one."""
@@ -551,10 +570,16 @@ class _Writer(FunctionWriter):
             return value
         return self.op("Gather", value, self.ints(*np.repeat(range(heads), repeated // heads)), axis=1)
 
-    def _batch(self, product: str, value: str) -> str:
-        """The batch size [1] that the product of query and key and the values give."""
-        sizes = [self.op("Slice", self.op("Shape", name), self.ints(0), self.ints(1)) for name in (product, value)]
+    def _batch(self, *operands: str) -> str:
+        """The batch size [1] of what is computed of these operands."""
+        sizes = [self.op("Slice", self.op("Shape", name), self.ints(0), self.ints(1)) for name in operands]
         return self.op("Max", *sizes)
+
+    def _batch_of_operands(self) -> str | None:
+        """The batch size, if the mask is repeated to it."""
+        if self.call.attrs.get("cpu_mask_batch") != "repeated":
+            return None
+        return self._batch(self.operands.query, self.operands.key, self.operands.value)
 
     def _repeated(self, mask: str, batch: str) -> str:
         """A mask or bias [W,N1,S1,S2], repeated as often as W goes into the batch."""
@@ -658,6 +683,15 @@ class _Writer(FunctionWriter):
     def _lengths(self, scores: str) -> Lengths:
         """How the numbers of rows and keys follow from the scores."""
         return lambda: self._as_int32(self.op("Shape", scores), 2, 3)
+
+    def _lengths_of_operands(self) -> Lengths:
+        """The same from query and key."""
+
+        def length(name: str) -> str:
+            size = self.op("Gather", self.op("Shape", name), self.constant(np.array(2, np.int64)))
+            return self.op("Cast", size, to=TensorProto.INT32)
+
+        return lambda: (length(self.operands.query), length(self.operands.key))
 
     def _lengths_of_mask(self) -> Lengths:
         """The same from the mask, whose last size is both."""
