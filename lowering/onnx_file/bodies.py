@@ -115,6 +115,8 @@ class _Known:
     """The last size of the mask is the number of keys and that of rows. It is told only where a band needs both."""
     bias_is_full: bool = False
     """The bias is not scaled, and as large as the scores of one sequence. The mask beside it is one of keys."""
+    rows_have_keys: bool = False
+    """Each row reads a key, if there is one: a band hides keys behind the row only, and there are enough of them."""
     is_tame: bool = False
     """All operands are finite in every run, and all scores below `TAME` (magnitudes.py)."""
 
@@ -229,7 +231,17 @@ def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, attrs: Mapping[
     has_lengths = "atten_mask" in beside and _are_one([beside["atten_mask"][-1], rows, keys])
     counts = "actual_seq_kvlen" not in tensors and _bounds(attrs) != (UNLIMITED, UNLIMITED)
     is_full = fits and attrs["pse_type"] == 0 and _is_full(beside, rows)
-    return _Known(_are_one(batches) and not fits, fits, has_lengths and counts, is_full)
+    has_keys = not _mask_excludes(tensors, attrs) and _reach_first_key(tensors, attrs, rows, keys)
+    return _Known(_are_one(batches) and not fits, fits, has_lengths and counts, is_full, has_keys)
+
+
+def _reach_first_key(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any], rows: Dim, keys: Dim) -> bool:
+    """Whether each row of a band reads the first key: it does if the band begins at the top left, or if there are no
+    more rows than keys."""
+    before, after = _bounds(attrs)
+    at_top_left = attrs["sparse_mode"] in (0, 1, 2)
+    fit = _are_one([rows, keys]) or (isinstance(rows, int) and isinstance(keys, int) and rows <= keys)
+    return before >= UNLIMITED and after >= 0 and (at_top_left or (fit and "actual_seq_kvlen" not in tensors))
 
 
 def _shapes_beside(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> dict[str, tuple[Dim, ...]]:
@@ -400,20 +412,20 @@ class _Writer(FunctionWriter):
         """
         rule, nothing = self.call.attrs.get("cpu_empty_rows", ""), self.number(0.0)
         mask = self._shared_mask() or self._mask(self._lengths_of_operands(), self._batch_of_operands())
-        if mask is not None and rule == "mean":
-            factor = self.op("Where", mask.empty, nothing, self.number(1.0))
+        empty = "" if mask is None else mask.empty
+        if has_means := bool(empty) and rule == "mean":
+            factor = self.op("Where", empty, nothing, self.number(1.0))
             self.operands = replace(self.operands, query=self.op("Mul", self.operands.query, factor))
-        held = self._held(is_query_computed=mask is not None and rule == "mean")
+        held = self._held(is_query_computed=has_means)
         if self.operands.sink is not None:
             self.operands = replace(self.operands, sink=self.op("Min", self.operands.sink, self.number(math.inf)))
         out = self.plain(mask)
-        rows = self.op("Where", mask.empty, nothing, out) if mask is not None and rule == "nan" else out
+        rows = self.op("Where", empty, nothing, out) if empty and rule == "nan" else out
         squares, bound = self.op("ReduceSumSquare", rows, keepdims=0), self.number(math.inf)
-        if self.operands.bias is not None and rule == "mean":
+        if has_means and self.operands.bias is not None:
             squares = self.op("Add", squares, self.op("ReduceSumSquare", self.operands.bias, keepdims=0))
-            bound = self.op(
-                "Div", self.number(TAME), self.op("Add", self.op("Abs", self.operands.scale), self.number(1.0))
-            )
+            divisor = self.op("Add", self.op("Abs", self.operands.scale), self.number(1.0))
+            bound = self.op("Div", self.number(TAME), divisor)
         general = self._branch(2000)
         general.operands = general.restored(held)
         branches = {
@@ -465,7 +477,9 @@ class _Writer(FunctionWriter):
             scores = self.op("Add", scores, added)
         out = self.op("MatMul", self._without_sink(self._shares(scores)), self.operands.value)
         rule = self.call.attrs.get("cpu_empty_rows", "")
-        return self.op("Where", mask.empty, self.number(0.0), out) if mask and rule in ("", "zero") else out
+        if mask is not None and mask.empty and rule in ("", "zero"):
+            out = self.op("Where", mask.empty, self.number(0.0), out)
+        return out
 
     def _product(self) -> str:
         """The products of query and key. TransposeOptimizer of ONNX Runtime joins transposed keys with a Transpose in
@@ -499,10 +513,13 @@ class _Writer(FunctionWriter):
         allowed = self._allowed(lengths, batch)
         if allowed is None:
             return None
-        empty = "" if is_tame and rule in ("mean", "nan") else self._empty(allowed)
-        kept = self.op("Or", allowed.keys, empty) if rule == "unmasked" else allowed.keys
-        fill = self.number(float(np.finfo(np.float32).min)) if rule == "mean" else infinite
-        if empty and rule == "mean":
+        unread = self.call.known.rows_have_keys or (is_tame and rule in ("mean", "nan"))
+        empty = "" if unread else self._empty(allowed)
+        kept = self.op("Or", allowed.keys, empty) if empty and rule == "unmasked" else allowed.keys
+        fill = infinite
+        if rule == "mean" and not self.call.known.rows_have_keys:
+            fill = self.number(float(np.finfo(np.float32).min))
+        if rule == "mean" and empty:
             fill = self.op("Where", empty, fill, infinite)
         return _Mask(allowed, self.op("Where", kept, nothing, fill), empty)
 
