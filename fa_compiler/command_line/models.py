@@ -68,7 +68,7 @@ def optimize(args: argparse.Namespace) -> int:
             if compared is None or not compared.same:
                 return DIFFERENT
         named = Path("fused.onnx") if is_special(args.output) else args.output  # a stream is no model to load
-        how = how_to_run_result(named, report, options, proto)
+        how = how_to_run_result(named, report, options, proto, loaded.proto)
         pictures.write(Written(args.output, how, file_sizes(loaded, proto, staged, args.output), compared))
         stage.commit()
     if not args.quiet:

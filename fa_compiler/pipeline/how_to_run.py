@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -18,6 +19,7 @@ from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
 from fa_compiler.passes.answer.options import SHARED_CACHES
+from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
@@ -61,7 +63,10 @@ class HowToRun:
 
 
 def how_to_run(
-    path: str | os.PathLike[str], options: Options | None = None, proto: onnx.ModelProto | None = None
+    path: str | os.PathLike[str],
+    options: Options | None = None,
+    proto: onnx.ModelProto | None = None,
+    given: onnx.ModelProto | None = None,
 ) -> HowToRun:
     """How to run a fused file.
 
@@ -69,6 +74,7 @@ def how_to_run(
         path: the file that `optimize` wrote.
         options: the options that it was written with, by default those of `optimize`.
         proto: the model in the file: its inputs, its caches in place, and whether its fused nodes have bodies.
+        given: the model that was fused.
     """
     place, options = os.fspath(path), options or Options()
     if proto is not None and (ranks := _ranks_of(proto)) is not None:
@@ -76,25 +82,33 @@ def how_to_run(
     if options.target == "ort" or (options.is_standard and proto is not None and needs_library(proto)):
         if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
             return _in_place(place, proto)
-        return _with_library(place, proto, options)
+        return _with_library(place, options, proto, given)
     if options.target == "ascend":
         return _with_atc(place, options, proto)
     return _without_library(place, None if options.runtime is None else options.runtime.name)
 
 
 def how_to_run_result(
-    path: str | os.PathLike[str], report: Report, options: Options, proto: onnx.ModelProto
+    path: str | os.PathLike[str], report: Report, options: Options, proto: onnx.ModelProto, given: onnx.ModelProto
 ) -> HowToRun | None:
-    """How the file of a run is run; None if it holds no fused operator and so is run as before."""
+    """How the file of a run is run; None if it holds no fused operator and so is run as before. `given` is the model
+    that was fused, and `proto` the one in the file."""
     if not (report.has_fused or report.count("already_fused")):
         return None
     if options.target == "ort" and any(SHARED_CACHES in block.assumed for block in report.blocks):
         return _in_place(os.fspath(path), proto)
-    how = how_to_run(path, options, proto)
+    how = how_to_run(path, options, proto, given)
     return _step_by_step(how, os.fspath(path), proto) if report.possible_buffers else how
 
 
-def _without_the_library(proto: onnx.ModelProto | None) -> str:
+def _ready_made(proto: onnx.ModelProto) -> Counter[str]:
+    """How often a model has each attention operator of ONNX Runtime."""
+    ready = {name for domain, name in ATTENTION_OPS if domain == "com.microsoft"}
+    nodes = (node for node in all_nodes(proto.graph.node) if node.domain == "com.microsoft")
+    return Counter(node.op_type for node in nodes if node.op_type in ready)
+
+
+def _without_the_library(proto: onnx.ModelProto | None, given: onnx.ModelProto | None) -> str:
     """What a session without the library does with a file."""
     if proto is None:
         return "the file runs about as fast as the model did"
@@ -104,6 +118,9 @@ def _without_the_library(proto: onnx.ModelProto | None) -> str:
         return "ONNX Runtime does not load the file"
     if any(domain == DOMAIN for domain, _ in operators):
         return "linear attention runs token by token, which is slow"
+    if given is not None and (replaced := _ready_made(given) - _ready_made(proto)):
+        names = " and ".join(sorted(replaced))
+        return f"the file runs slower than the model did, because ONNX Runtime has a kernel for its {names}"
     return "the file runs about as fast as the model did"
 
 
@@ -116,10 +133,12 @@ def _for_other_sessions(proto: onnx.ModelProto | None, options: Options) -> str:
     return f"For sessions that cannot load it, fuse the original model with {words}."
 
 
-def _with_library(path: str, proto: onnx.ModelProto | None, options: Options) -> HowToRun:
+def _with_library(
+    path: str, options: Options, proto: onnx.ModelProto | None, given: onnx.ModelProto | None
+) -> HowToRun:
     return HowToRun(
         "The kernels of this file are in the library of fa_compiler, which the session has to load.\n"
-        f"Without the library {_without_the_library(proto)}.\n{_for_other_sessions(proto, options)}",
+        f"Without the library {_without_the_library(proto, given)}.\n{_for_other_sessions(proto, options)}",
         (
             Way("Python", _registered(path)),
             Way(

@@ -117,7 +117,7 @@ def optimize(
         with staging() as stage:
             write_model(proto, loaded, place, stage, report, chosen.keeps_weights)
             stage.commit()
-    how = None if place is None else how_to_run_result(place, report, chosen, proto)
+    how = None if place is None else how_to_run_result(place, report, chosen, proto, loaded.proto)
     if not isinstance(model, ir.Model):
         return Result(report, lambda: make_inline(proto, loaded.weights), place, how)
     result = ir.from_proto(proto)

@@ -21,16 +21,19 @@ Values of keys that a row does not read need not be finite: a matrix product wou
 keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
 place of such values, and a branch adds the effect of those that are read; it runs only if there are any.
 
-Where all operands are finite and not huge, none of this is needed: a branch then computes what models compute, with a
-number that is added to the scores at masked keys. It is as fast as the model was. What is left of a mask has the size
-of the mask, not of the scores, and is computed in front of the branches if it depends on nothing else:
+Where all numbers are finite, none of this is needed: it is enough to compute what models compute, with a number that is
+added to the scores at masked keys. This is as fast as the model was. If the numbers of every run are proven to be finite
+and not huge (magnitudes.py), the body has nothing else. Other bodies compute this first and look at the result; only
+where it is not finite, a branch computes it anew. What is left of a mask has the size of the mask, not of the scores,
+and depends on nothing else if it can, so that ONNX Runtime computes it once for all layers:
 
-    cpu_empty_rows   added at masked keys            a row without keys
-    ---------------  ------------------------------  -----------------------------------------------------------
-    "mean"           the lowest float32              has this number everywhere: a score is lost in it
-    "unmasked"       -inf, but 0 in rows without     is as if no mask was there
-    "nan"            -inf                            is NaN
-    "", "zero"       -inf                            is NaN in the softmax, and its result is replaced by 0
+    cpu_empty_rows   added at masked keys             a row without keys
+    ---------------  -------------------------------  ----------------------------------------------------------
+    "mean"           -inf, but the lowest float32 in  has the same score everywhere. Its query is replaced by 0,
+                     rows without keys                unless its scores are known to be lost in the number
+    "unmasked"       -inf, but 0 in rows without      is as if no mask was there
+    "nan"            -inf                             is NaN
+    "", "zero"       -inf                             is NaN in the softmax, and its result is replaced by 0
 """
 
 from __future__ import annotations

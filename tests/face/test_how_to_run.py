@@ -163,6 +163,14 @@ def test_what_a_file_is_without_the_library(bodies: bool, told: str, tmp_path: P
     assert told in shown
 
 
+def test_a_kernel_of_the_runtime_is_faster_than_a_function(tmp_path: Path) -> None:
+    """Where the model had one, the line says so."""
+    shown = str(fa_compiler.optimize(harness.load("bert_ort_multi_head"), tmp_path / "fused.onnx").how_to_run)
+    assert "the file runs slower than the model did, because ONNX Runtime has a kernel for its MultiHeadAttention" in shown
+    plain = harness.load("bert__tso_eager_op13")
+    assert "runs slower" not in str(fa_compiler.optimize(plain, tmp_path / "plain.onnx").how_to_run)
+
+
 def test_no_other_target_for_a_gradient(tmp_path: Path) -> None:
     """Neither ONNX nor ONNX Runtime has an operator for it, so none of their targets is advised."""
     model = onnx.load_model_from_string(lzma.decompress((MODELS / "gpt_training.onnx.xz").read_bytes()))
