@@ -19,13 +19,13 @@ and later the result has the type of query (CastLike), so that a tool may conver
 
 Values of keys that a row does not read need not be finite: a matrix product would make NaN of 0 * inf. A row reads the
 keys that it attends, and masked ones to which cpu_mask_value leaves a weight. So the products are computed with 0 in
-place of such values, and a branch adds the effect of those that are read; it runs only if there are any.
+place of such values, and the effect of those that are read is added.
 
-Where all numbers are finite, none of this is needed: it is enough to compute what models compute, with a number that is
-added to the scores at masked keys. This is as fast as the model was. If the numbers of every run are proven to be finite
-and not huge (magnitudes.py), the body has nothing else. Other bodies compute this first and look at the result; only
-where it is not finite, a branch computes it anew. What is left of a mask has the size of the mask, not of the scores,
-and depends on nothing else if it can, so that ONNX Runtime computes it once for all layers:
+Where all numbers are finite, none of this is needed: it is enough to compute what models compute, with a number that
+is added to the scores at masked keys. This is as fast as the model was. If the numbers of every run are proven to be
+finite and not huge (magnitudes.py), the body has nothing else. Other bodies compute this first and look at the result.
+Only where that is not finite, a branch computes it anew. What is left of a mask has the size of the mask, not of the
+scores, and depends on nothing else if it can, so that ONNX Runtime computes it once for all layers:
 
     cpu_empty_rows   added at masked keys             a row without keys
     ---------------  -------------------------------  ----------------------------------------------------------
@@ -66,6 +66,8 @@ OLDEST_OPSET = 13
 """ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
 CAST_LIKE = 15
 """The first opset with CastLike."""
+SHAPE_OF_AXES = 15
+"""The first opset in which Shape gives the sizes of some axes."""
 
 _INPUTS = {
     "query",
@@ -118,6 +120,8 @@ class _Known:
     """The last size of the mask is the number of keys and that of rows. It is told only where a band needs both."""
     bias_is_full: bool = False
     """The bias is not scaled, and as large as the scores of one sequence. The mask beside it is one of keys."""
+    values_fit: bool = False
+    """Key and value have one batch, though query may have another one."""
     rows_have_keys: bool = False
     """Each row reads a key, if there is one: a band hides keys behind the row only, and there are enough of them."""
     is_tame: bool = False
@@ -235,7 +239,8 @@ def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, attrs: Mapping[
     counts = "actual_seq_kvlen" not in tensors and _bounds(attrs) != (UNLIMITED, UNLIMITED)
     is_full = fits and attrs["pse_type"] == 0 and _is_full(beside, rows)
     has_keys = not _mask_excludes(tensors, attrs) and _reach_first_key(tensors, attrs, rows, keys)
-    return _Known(_are_one(batches) and not fits, fits, has_lengths and counts, is_full, has_keys)
+    one_batch, values_fit = _are_one(batches), _are_one(batches[1:])
+    return _Known(one_batch and not fits, fits, has_lengths and counts, is_full, values_fit and not one_batch, has_keys)
 
 
 def _reach_first_key(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any], rows: Dim, keys: Dim) -> bool:
@@ -419,7 +424,7 @@ class _Writer(FunctionWriter):
         if has_means := bool(empty) and rule == "mean":
             factor = self.op("Where", empty, nothing, self.number(1.0))
             self.operands = replace(self.operands, query=self.op("Mul", self.operands.query, factor))
-        held = self._held(is_query_computed=has_means)
+        held = self._held(*(("key", "value", "bias") if has_means else ("query", "key", "value", "bias")))
         if self.operands.sink is not None:
             self.operands = replace(self.operands, sink=self.op("Min", self.operands.sink, self.number(math.inf)))
         out = self.plain(mask)
@@ -429,32 +434,28 @@ class _Writer(FunctionWriter):
             squares = self.op("Add", squares, self.op("ReduceSumSquare", self.operands.bias, keepdims=0))
             divisor = self.op("Add", self.op("Abs", self.operands.scale), self.number(1.0))
             bound = self.op("Div", self.number(TAME), divisor)
-        general = self._branch(2000)
-        general.operands = general.restored(held)
-        branches = {
-            "then_branch": _graph("as_models_do", [helper.make_node("Identity", [out], ["finite"])], "finite"),
-            "else_branch": _graph("any_numbers", general.nodes, general.general(mask)),
-        }
-        return self.op("If", self.op("Less", squares, bound), **branches)
+        general = self._branch(held)
+        return self._unless(self.op("Less", squares, bound), out, general, general.general(mask))
 
-    def _held(self, is_query_computed: bool) -> dict[str, tuple[str, str]]:
-        """The operands that a branch may not read, because ONNX Runtime might move a DequantizeLinear forwards to them:
-        its QDQPropagation (1.20 to 1.32) ends the process where a branch reads the result. It does not look through a
-        Flatten, which costs nothing, nor through Min. They are held as a matrix and their shape."""
+    def _unless(self, is_right: str, out: str, branch: _Writer, other: str) -> str:
+        """`out` if it is right, or else what a branch computes."""
+        then = _graph("as_models_do", [helper.make_node("Identity", [out], ["finite"])], "finite")
+        return self.op("If", is_right, then_branch=then, else_branch=_graph("any_numbers", branch.nodes, other))
+
+    def _held(self, *names: str) -> dict[str, tuple[str, str]]:
+        """Those of the operands that a branch may not read, because ONNX Runtime might move a DequantizeLinear forwards
+        to them: its QDQPropagation (1.20 to 1.32) ends the process where a branch reads the result. It does not look
+        through a Flatten, which costs nothing. They are held as a matrix and their shape."""
         call, (n1, n2) = self.call, self.call.heads
         is_cast, is_repeated = call.dtype != TensorProto.FLOAT, n2 not in (1, n1)
         computed = {
-            "query": is_cast or is_query_computed or "query_rope" in call.inputs,
+            "query": is_cast or "query_rope" in call.inputs,
             "key": is_cast or is_repeated or "key_rope" in call.inputs,
             "value": is_cast or is_repeated,
             "bias": self.operands.bias is None,
         }
-        names = {name: getattr(self.operands, name) for name, is_computed in computed.items() if not is_computed}
-        return {name: (self.op("Flatten", value, axis=3), self.op("Shape", value)) for name, value in names.items()}
-
-    def restored(self, held: Mapping[str, tuple[str, str]]) -> _Operands:
-        """The operands, in a branch, of which some are `held`."""
-        return replace(self.operands, **{name: self.op("Reshape", *parts) for name, parts in held.items()})
+        held = {name: getattr(self.operands, name) for name in names if not computed[name]}
+        return {name: (self.op("Flatten", value, axis=3), self.op("Shape", value)) for name, value in held.items()}
 
     def general(self, mask: _Mask | None) -> str:
         """The result [B,N1,S1,Dv] for operands of any numbers. `mask` is what is known of it already."""
@@ -463,10 +464,8 @@ class _Writer(FunctionWriter):
         scores = self._scores(product, bias)
         first = self.call.attrs["pse_type"] == 1
         scaled_bias = self.op("Mul", bias, self.operands.scale) if bias is not None and first else bias
-        for constant in (0.0, -math.inf):
-            self.number(constant)  # these stand in front of whatever reads them
         allowed = self._allowed(self._lengths(scores), batch) if mask is None else mask.allowed
-        return self._attend(scores, self.operands.value, scaled_bias, allowed)
+        return self._attend(scores, scaled_bias, allowed)
 
     def plain(self, mask: _Mask | None) -> str:
         """The result [B,N1,S1,Dv] as models compute it. `mask` is what is known of it already."""
@@ -544,12 +543,12 @@ class _Writer(FunctionWriter):
         empty_are_zero = attrs.get("cpu_empty_rows", "") in ("", "zero")
         return "atten_mask" in self.call.inputs and not scored and ("sink" not in self.call.inputs or empty_are_zero)
 
-    def _branch(self, offset: int) -> _Writer:
-        """The writer of a branch, whose names are no names of this one."""
-        branch = _Writer(call=self.call)
-        branch.operands = self.operands
-        branch.names = {stem: offset + count for stem, count in self.names.items()}
-        branch.offset = offset
+    def _branch(self, held: Mapping[str, tuple[str, str]]) -> _Writer:
+        """The writer of a branch, whose names are no names of this one. Some of its operands are `held`."""
+        branch = _Writer(call=self.call, offset=2000)
+        branch.names = {stem: branch.offset + count for stem, count in self.names.items()}
+        restored = {name: branch.op("Reshape", *parts) for name, parts in held.items()}
+        branch.operands = replace(self.operands, **restored)
         return branch
 
     def _capped(self, scores: str) -> str:
@@ -592,8 +591,7 @@ class _Writer(FunctionWriter):
 
     def _batch(self, *operands: str) -> str:
         """The batch size [1] of what is computed of these operands."""
-        sizes = [self.op("Slice", self.op("Shape", name), self.ints(0), self.ints(1)) for name in operands]
-        return self.op("Max", *sizes)
+        return self.op("Max", *(self.size(name, 0) for name in operands))
 
     def _batch_of_operands(self) -> str | None:
         """The batch size, if the mask is repeated to it."""
@@ -607,21 +605,21 @@ class _Writer(FunctionWriter):
         times = self.op("Div", batch, self.op("Max", own, self.ints(1)))
         return self.op("Tile", mask, self.op("Concat", times, self.ints(1, 1, 1), axis=0))
 
-    def _attend(self, scores: str, value: str, bias: str | None, allowed: _Allowed | None) -> str:
+    def _attend(self, scores: str, bias: str | None, allowed: _Allowed | None) -> str:
         """The softmax of the scores, times the values."""
         attrs = self.call.attrs
         mask_value = float(np.float32(attrs.get("cpu_mask_value", -math.inf)))
         biased = attrs.get("cpu_masked_bias") == "added"
         if allowed is None:
-            return self.op("MatMul", self._softmax(scores, None), value)
+            return self.op("MatMul", self._softmax(scores, None), self.operands.value)
         if not biased and not math.isfinite(mask_value):
-            return self._attend_allowed(scores, value, allowed)
+            return self._attend_allowed(scores, allowed)
         fill = self.number(mask_value)
         if biased and bias is not None:
             fill = self.op("Add", fill, bias)
-        return self._attend_scored(self.op("Where", allowed.keys, scores, fill), value, allowed.keys)
+        return self._attend_scored(self.op("Where", allowed.keys, scores, fill), allowed.keys)
 
-    def _attend_allowed(self, scores: str, value: str, allowed: _Allowed) -> str:
+    def _attend_allowed(self, scores: str, allowed: _Allowed) -> str:
         """Excluded keys have no part in the softmax. cpu_empty_rows says what a row without keys is."""
         nothing, infinite = self.number(0.0), self.number(-math.inf)
         rule = self.call.attrs.get("cpu_empty_rows", "")
@@ -630,9 +628,9 @@ class _Writer(FunctionWriter):
         fill = self.op("Where", empty, nothing, infinite) if rule == "mean" else infinite
         weights = self._softmax(self.op("Where", kept, scores, fill), empty)
         if rule not in ("", "zero", "nan"):
-            return self._weighted(weights, value, self.op("Or", allowed.keys, empty))
+            return self._weighted(weights, lambda writer: writer.op("Or", allowed.keys, empty))
         of_empty = self.number(math.nan) if rule == "nan" else nothing
-        return self._weighted(self.op("Where", empty, of_empty, weights), value, allowed.keys)
+        return self._weighted(self.op("Where", empty, of_empty, weights), lambda _: allowed.keys)
 
     def _empty(self, allowed: _Allowed) -> str:
         """The rows without keys, as far as they broadcast to the scores: their last axis is 1."""
@@ -641,14 +639,18 @@ class _Writer(FunctionWriter):
         count = self.op("ReduceSum", self.op("Cast", allowed.keys, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
         return self.op("Equal", count, self.number(0.0))
 
-    def _attend_scored(self, scores: str, value: str, allowed: str) -> str:
+    def _attend_scored(self, scores: str, allowed: str) -> str:
         """Excluded keys have a finite score. Their values count where their weight is no less than a normal float32,
         unless cpu_masked_values leaves them out."""
         weights = self._softmax(scores, None)
         if self.call.attrs.get("cpu_masked_values") == "zero":
-            return self._weighted(self.op("Where", allowed, weights, self.number(0.0)), value, allowed)
-        weighty = self.op("GreaterOrEqual", weights, self.number(float(np.finfo(np.float32).tiny)))
-        return self._weighted(weights, value, self.op("Or", allowed, weighty))
+            return self._weighted(self.op("Where", allowed, weights, self.number(0.0)), lambda _: allowed)
+        least = float(np.finfo(np.float32).tiny)
+
+        def read(writer: _Writer) -> str:
+            return writer.op("Or", allowed, writer.op("GreaterOrEqual", weights, writer.number(least)))
+
+        return self._weighted(weights, read)
 
     def _softmax(self, scores: str, empty: str | None) -> str:
         """The softmax, with 0 for the rows that cpu_nan_rows names."""
@@ -761,42 +763,37 @@ class _Writer(FunctionWriter):
         allowed += [self.op("LessOrEqual", key, last)] if has_last else []
         return _Band(keys, first, last, tuple(allowed))
 
-    def _weighted(self, weights: str, value: str, read: str) -> str:
-        """weights @ value, where values that are not read need not be finite."""
+    def _weighted(self, weights: str, read: Callable[[_Writer], str]) -> str:
+        """weights @ value, where values that are not read need not be finite. `read` writes which are read."""
+        if self.offset:  # a branch is for numbers that are not finite
+            return self._weighted_any(weights, read(self))
+        out = self.op("MatMul", weights, self.operands.value)
         if self.call.known.is_tame:
-            return self.op("MatMul", weights, value)
-        nothing = self.number(0.0)
-        lacking = self.op("Or", self.op("IsNaN", value), self.op("IsInf", value))
-        finite = self.op("MatMul", weights, self.op("Where", lacking, nothing, value))
-        count = self.op("ReduceSum", self.op("Cast", lacking, to=TensorProto.FLOAT), keepdims=0)
-        condition = self.op("Greater", count, nothing)
-        # The branch reads these, not `value` itself: QDQPropagation of ONNX Runtime (1.20 to 1.32) ends the process if
-        # it can move a DequantizeLinear forwards to a value that only a branch reads.
-        lacking_values = self.op("Where", lacking, value, nothing)
-        number = TensorProto.FLOAT
+            return out
+        is_finite = self.op("Less", self.op("ReduceSumSquare", out, keepdims=0), self.number(math.inf))
+        branch = self._branch(self._held("value"))
+        return self._unless(is_finite, out, branch, branch._weighted_any(weights, read(branch)))
 
-        branch = self._branch(self.offset + 4000)
-        positive = branch.op("And", branch.op("Greater", weights, nothing), read)
-        zero = branch.op("And", branch.op("Equal", weights, nothing), read)
-        used, unused = (branch.op("Cast", condition, to=number) for condition in (positive, zero))
+    def _weighted_any(self, weights: str, read: str) -> str:
+        """The same for any values: those that are not finite are 0 in the product, and add what they are where they are
+        read."""
+        nothing, value, number = self.number(0.0), self.operands.value, TensorProto.FLOAT
+        lacking = self.op("Or", self.op("IsNaN", value), self.op("IsInf", value))
+        total = self.op("MatMul", weights, self.op("Where", lacking, nothing, value))
+        positive = self.op("And", self.op("Greater", weights, nothing), read)
+        zero = self.op("And", self.op("Equal", weights, nothing), read)
+        used, unused = (self.op("Cast", condition, to=number) for condition in (positive, zero))
 
         def found(factor: str, kind: str) -> str:
-            return branch.op("Greater", branch.op("MatMul", factor, branch.op("Cast", kind, to=number)), nothing)
+            return self.op("Greater", self.op("MatMul", factor, self.op("Cast", kind, to=number)), nothing)
 
-        above = branch.op("IsInf", lacking_values, detect_negative=0)
-        below = branch.op("IsInf", lacking_values, detect_positive=0)
-        either = branch.op("Add", used, unused)
-        undefined = branch.op(
-            "Or", found(either, branch.op("IsNaN", lacking_values)), found(unused, branch.op("IsInf", lacking_values))
-        )
-        total = finite
+        above = self.op("IsInf", value, detect_negative=0)
+        below = self.op("IsInf", value, detect_positive=0)
+        either = self.op("Add", used, unused)
+        undefined = self.op("Or", found(either, self.op("IsNaN", value)), found(unused, self.op("IsInf", value)))
         for where, term in ((found(used, above), math.inf), (found(used, below), -math.inf), (undefined, math.nan)):
-            total = branch.op("Add", total, branch.op("Where", where, branch.number(term), nothing))
-        then = _graph("read_values", branch.nodes, total)
-        identity = helper.make_node("Identity", [finite], ["finite_only"])
-        return self.op(
-            "If", condition, then_branch=then, else_branch=_graph("no_such_values", [identity], "finite_only")
-        )
+            total = self.op("Add", total, self.op("Where", where, self.number(term), nothing))
+        return total
 
     def _of_operands(self, out: str) -> str:
         """The result, with the sizes that query, key and value give it.
@@ -805,18 +802,25 @@ class _Writer(FunctionWriter):
         """
         if self.call.known.fits:
             return out
+        operands, width = self.operands, self.call.widths["value"]
+        if self.call.known.one_batch and self.call.query_width == width:
+            return self.op("Reshape", out, self.op("Shape", operands.query))
         if self.call.known.one_batch:
-            size = self.op("Shape", self.operands.query)
-            if self.call.query_width != self.call.widths["value"]:
-                front, width = self.op("Slice", size, self.ints(0), self.ints(3)), self.ints(self.call.widths["value"])
-                size = self.op("Concat", front, width, axis=0)
-            return self.op("Reshape", out, size)
-        operands = self.operands
-        sizes = [self.op("Shape", name) for name in (operands.query, operands.key, operands.value)]
-        batches = [self.op("Slice", size, self.ints(0), self.ints(1)) for size in sizes]
-        rows = self.op("Slice", sizes[0], self.ints(2), self.ints(3))
-        heads, width = self.ints(self.call.heads[0]), self.ints(self.call.widths["value"])
-        return self.op("Reshape", out, self.op("Concat", self.op("Max", *batches), heads, rows, width, axis=0))
+            return self.op("Reshape", out, self.op("Concat", self._axes("query", 0, 3), self.ints(width), axis=0))
+        names = ("query", "key") if self.call.known.values_fit else ("query", "key", "value")
+        sizes = [self.op("Max", *(self._axes(name, 0, 1) for name in names))]
+        if self.call.query_width == width:
+            sizes.append(self._axes("query", 1, _RANK))
+        else:
+            sizes += [self.ints(self.call.heads[0]), self._axes("query", 2, 3), self.ints(width)]
+        return self.op("Reshape", out, self.op("Concat", *sizes, axis=0))
+
+    def _axes(self, name: str, start: int, end: int) -> str:
+        """The sizes of some axes of an operand, as a list."""
+        operand = getattr(self.operands, name)
+        if self.call.opset >= SHAPE_OF_AXES:
+            return self.op("Shape", operand, start=start, end=end)
+        return self.op("Slice", self.op("Shape", operand), self.ints(start), self.ints(end))
 
     def _arrange(self, out: str) -> None:
         call, n1 = self.call, self.call.heads[0]
