@@ -21,7 +21,7 @@ all weights takes seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,7 +54,7 @@ _READY_MADE = {"LayerNormalization": True, "RMSNormalization": False, "Simplifie
 """Norms, and whether they have a bias."""
 
 
-def tame_nodes(nodes: Iterable[ir.Node], model: ir.Model, info: ShapeInfo) -> set[ir.Node]:
+def tame_nodes(nodes: Sequence[ir.Node], model: ir.Model, info: ShapeInfo) -> set[ir.Node]:
     """Those FlashAttentionScore nodes of a model whose operands are finite in every run, with scores below TAME.
 
     `info` is what is known of the model. External data are not read, but for weights of the model's own file.
@@ -63,7 +63,11 @@ def tame_nodes(nodes: Iterable[ir.Node], model: ir.Model, info: ShapeInfo) -> se
     if sum(weight.size for weight in weights) > MOST_WEIGHTS:
         return set()
     known = Magnitudes(info, norms=norms_of(model.graph, info))
+    pending = set(nodes)
     for node in model.graph:  # in this order no chain is long
+        if not pending:
+            break
+        pending.discard(node)
         for output in node.outputs:
             known.of(output)
     return {node for node in nodes if known.is_tame(node)}
