@@ -49,6 +49,9 @@ ROUNDED = 1.0 + 2.0**-10
 """More than what roundings add to a sum of up to LONGEST products."""
 LONGEST = 1 << 13
 
+_RESULT = get(GRAPH_OP).output_names.index("attention_out")
+_NO_NUMBERS = (ir.DataType.STRING, ir.DataType.COMPLEX64, ir.DataType.COMPLEX128)
+
 Rule = Callable[["Magnitudes", ir.Node], Bound | None]
 _READY_MADE = {"LayerNormalization": True, "RMSNormalization": False, "SimplifiedLayerNormalization": False}
 """Norms, and whether they have a bias."""
@@ -119,19 +122,18 @@ class Magnitudes(Bounds):
         node = value.producer()
         if value in self.norms:
             return self._rounded(self._normalised(self.norms[value]), self.info.dtype(value))
-        if node is not None and (node.domain, node.op_type) == (DOMAIN, GRAPH_OP):
+        if node is not None and (node.domain, node.op_type) == (DOMAIN, GRAPH_OP) and value is node.outputs[_RESULT]:
             return self._rounded(self._attended(node), self.info.dtype(value))
-        if is_op(node, *_RULES):
+        if is_op(node, *_RULES) and value is node.outputs[0]:
             return self._rounded(_RULES[node.op_type](self, node), self.info.dtype(value))
         return super()._compute(value)
 
     def _numbers(self, tensor: ir.TensorProtocol) -> np.ndarray | None:
         """The content of a tensor; None where it is not read, or not of numbers."""
-        if tensor.dtype == ir.DataType.STRING or tensor.size > MOST_WEIGHTS:
+        if tensor.dtype in _NO_NUMBERS or tensor.size > MOST_WEIGHTS or is_of_other_file(tensor):
             return None
-        if is_of_other_file(tensor):
-            return None
-        return unheld(tensor).numpy()
+        array = unheld(tensor).numpy()
+        return array if array.dtype.kind in "fiub" else array.astype(np.float32)
 
     def _weight(self, value: ir.Value | None) -> np.ndarray | None:
         """The content of a weight; None for what is computed."""
@@ -223,9 +225,7 @@ def _by_name(node: ir.Node) -> dict[str, ir.Value]:
 
 
 def _bound(array: np.ndarray) -> Bound | None:
-    """The bound of numbers; None where one is NaN, or complex."""
-    if array.dtype.kind == "c":
-        return None
+    """The bound of numbers; None where one is NaN."""
     if not array.size:
         return Bound((0.0, 0.0), False)
     low, high = float(array.min()), float(array.max())

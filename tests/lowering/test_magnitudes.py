@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import ml_dtypes
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -161,6 +162,23 @@ STEPS = {
 """From x to y."""
 
 
+def from_ids(steps: tuple[str, ...], given: dict[str, np.ndarray]) -> onnx.ModelProto:
+    """A model of the steps from x to y."""
+    text = f"main (int64[2, {WIDTH}] ids) => (float y)" + "{" + "\n".join((*TABLE, *steps)) + "}"
+    graph = onnx.parser.parse_graph(text)
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in given.items())
+    graph.output[0].type.tensor_type.ClearField("shape")
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def largest_of(built: onnx.ModelProto) -> float:
+    """The largest number that y may hold."""
+    read = ir.serde.deserialize_model(built)
+    (value,) = read.graph.outputs
+    info = analyse(read)
+    return Magnitudes(info, norms=norms_of(read.graph, info)).largest(value)
+
+
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 def test_bounds_hold_what_a_run_gives(step: str, size: float) -> None:
@@ -170,16 +188,29 @@ def test_bounds_hold_what_a_run_gives(step: str, size: float) -> None:
     given["table"] = (given["table"] * size).astype(np.float32)
     given["table"][0, 1:] = 0.0
     given |= {"rows": np.array([-1, WIDTH]), "square": np.full((WIDTH, WIDTH), 2.0, np.float32)}
-    graph = onnx.parser.parse_graph(
-        f"main (int64[2, {WIDTH}] ids) => (float y)" + "{" + "\n".join((*TABLE, *STEPS[step])) + "}"
-    )
-    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in given.items())
-    graph.output[0].type.tensor_type.ClearField("shape")
-    built = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    built = from_ids(STEPS[step], given)
     (got,) = run(built, {"ids": np.vstack([np.zeros(WIDTH, np.int64), rng.integers(0, TOKENS, WIDTH)])})
-    read = ir.serde.deserialize_model(built)
-    (value,) = read.graph.outputs
-    info = analyse(read)
-    largest = Magnitudes(info, norms=norms_of(read.graph, info)).largest(value)
+    largest = largest_of(built)
     assert np.abs(got).max() <= largest < np.inf
     assert size != 1.0 or largest <= 20 * np.abs(got).max()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        "n, m, y = LayerNormalization<axis=-1, epsilon=1e-30>(x, gain, shift)",  # the reciprocal of the deviation
+        "y = LayerNormalization<axis=-1, epsilon=0.0>(x, gain, shift)",
+        "y = Gemm<transA=1>(f, f)",
+        'y = Einsum<equation="bsd,bsd->bs">(x, x)',
+    ],
+)
+def test_nothing_is_known_of_other_results(step: str) -> None:
+    given = weights(np.random.default_rng(3)) | {"rows": np.array([-1, WIDTH])}
+    assert largest_of(from_ids(("f = Reshape(x, rows)", step), given)) == np.inf
+
+
+def test_weights_of_every_type_are_read() -> None:
+    """What NumPy has no type of is converted."""
+    given = weights(np.random.default_rng(3)) | {"b16": np.full((WIDTH, WIDTH), 3, ml_dtypes.bfloat16)}
+    built = from_ids(("c = Cast<to=1>(b16)", "y = MatMul(x, c)"), given)
+    assert 3 * WIDTH < largest_of(built) < 1e4
