@@ -45,7 +45,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.lowering.onnx_file.magnitudes import TAME
 from fa_compiler.lowering.onnx_file.writer import FunctionWriter
@@ -66,6 +66,8 @@ OLDEST_OPSET = 13
 """ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
 CAST_LIKE = 15
 """The first opset with CastLike."""
+TRILU = 14
+"""The first opset with Trilu."""
 SHAPE_OF_AXES = 15
 """The first opset in which Shape gives the sizes of some axes."""
 
@@ -101,6 +103,8 @@ _IGNORED = {"inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"
 _TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_BF16": TensorProto.BFLOAT16}
 _TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
 _FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
+_AT_TOP_LEFT = (0, 1, 2)
+"""The values of sparse_mode whose bands begin at the first row and the first key."""
 _COMPRESSED = 2048
 _RANK = 4
 """The axes of scores."""
@@ -124,6 +128,8 @@ class _Known:
     """Key and value have one batch, though query may have another one."""
     rows_have_keys: bool = False
     """Each row reads a key, if there is one: a band hides keys behind the row only, and there are enough of them."""
+    is_triangle: bool = False
+    """And the band is a triangle whose first row is at the top left. Nothing else is masked."""
     is_tame: bool = False
     """All operands are finite in every run, and all scores below `TAME` (magnitudes.py)."""
 
@@ -238,18 +244,30 @@ def _known_sizes(tensors: Mapping[str, TensorInfo], layout: str, attrs: Mapping[
     has_lengths = "atten_mask" in beside and _are_one([beside["atten_mask"][-1], rows, keys])
     counts = "actual_seq_kvlen" not in tensors and _bounds(attrs) != (UNLIMITED, UNLIMITED)
     is_full = fits and attrs["pse_type"] == 0 and _is_full(beside, rows)
-    has_keys = not _mask_excludes(tensors, attrs) and _reach_first_key(tensors, attrs, rows, keys)
+    has_keys, is_triangle = _of_band(tensors, attrs, rows, keys)
     one_batch, values_fit = _are_one(batches), _are_one(batches[1:])
-    return _Known(one_batch and not fits, fits, has_lengths and counts, is_full, values_fit and not one_batch, has_keys)
+    return _Known(
+        one_batch=one_batch and not fits,
+        fits=fits,
+        mask_has_lengths=has_lengths and counts,
+        bias_is_full=is_full,
+        values_fit=values_fit and not one_batch,
+        rows_have_keys=has_keys,
+        is_triangle=is_triangle,
+    )
 
 
-def _reach_first_key(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any], rows: Dim, keys: Dim) -> bool:
-    """Whether each row of a band reads the first key: it does if the band begins at the top left, or if there are no
-    more rows than keys."""
+def _of_band(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any], rows: Dim, keys: Dim) -> tuple[bool, bool]:
+    """Whether a band is all that masks and leaves each row a key, and whether it then begins at the top left. It leaves
+    a key to each row if it begins there, or if there are no more rows than keys."""
     before, after = _bounds(attrs)
-    at_top_left = attrs["sparse_mode"] in (0, 1, 2)
-    fit = _are_one([rows, keys]) or (isinstance(rows, int) and isinstance(keys, int) and rows <= keys)
-    return before >= UNLIMITED and after >= 0 and (at_top_left or (fit and "actual_seq_kvlen" not in tensors))
+    if _mask_excludes(tensors, attrs) or before < UNLIMITED or not 0 <= after < UNLIMITED:
+        return False, False
+    if attrs["sparse_mode"] in _AT_TOP_LEFT:
+        return True, True
+    are_one = _are_one([rows, keys]) and "actual_seq_kvlen" not in tensors
+    fit = isinstance(rows, int) and isinstance(keys, int) and rows <= keys and "actual_seq_kvlen" not in tensors
+    return are_one or fit, are_one
 
 
 def _shapes_beside(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> dict[str, tuple[Dim, ...]]:
@@ -305,18 +323,24 @@ def _has_written_shapes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, A
         return True
     if mask.shape is None or len(mask.shape) not in (2, 4):
         return False
-    if not _mask_excludes(tensors, attrs) and mask.shape[-2:] != (_COMPRESSED, _COMPRESSED):
+    is_compressed = mask.shape[-2:] == (_COMPRESSED, _COMPRESSED)
+    if not _mask_excludes(tensors, attrs) and not is_compressed and not _hides_nothing(mask):
         return False
     return len(mask.shape) == 4 or attrs.get("cpu_mask_batch") != "repeated"
 
 
 def _mask_excludes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> bool:
     """Whether the content of atten_mask counts: it does in the modes 0 and 1, and for a mask of keys beside a band."""
-    if "atten_mask" not in tensors:
+    if "atten_mask" not in tensors or _hides_nothing(tensors["atten_mask"]):
         return False
     shape = tensors["atten_mask"].shape or ()
     beside_band = len(shape) == 4 and shape[2] == 1
     return attrs["sparse_mode"] in (0, 1) or beside_band
+
+
+def _hides_nothing(mask: TensorInfo) -> bool:
+    """Whether a mask is one number, which says that all keys are read."""
+    return mask.value is not None and mask.value.size == 1 and not mask.value.any()
 
 
 def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[int, int], dict[str, int]] | None:
@@ -419,7 +443,9 @@ class _Writer(FunctionWriter):
         depend on its scores, but for the rule "mean": there its query is replaced by 0, and a bias has to be small.
         """
         rule, nothing = self.call.attrs.get("cpu_empty_rows", ""), self.number(0.0)
-        mask = self._shared_mask() or self._mask(self._lengths_of_operands(), self._batch_of_operands())
+        mask = self._shared_mask()
+        if mask is None and not self._is_triangle():
+            mask = self._mask(self._lengths_of_operands(), self._batch_of_operands())
         empty = "" if mask is None else mask.empty
         if has_means := bool(empty) and rule == "mean":
             factor = self.op("Where", empty, nothing, self.number(1.0))
@@ -473,15 +499,30 @@ class _Writer(FunctionWriter):
         batch, bias = self._batch_and_bias(product)
         is_one = mask is not None and bias is not None and self.call.known.bias_is_full
         scores = self._scores(product, None if is_one else bias)
+        if self._is_triangle():
+            return self._product_of_values(self.op("Add", scores, self._triangle(scores)))
         mask = mask or self._mask(self._lengths(scores), batch)
         if mask is not None:
             added = self.op("Add", bias, mask.added) if is_one and bias is not None else mask.added
             scores = self.op("Add", scores, added)
-        out = self.op("MatMul", self._without_sink(self._shares(scores)), self.operands.value)
+        out = self._product_of_values(scores)
         rule = self.call.attrs.get("cpu_empty_rows", "")
         if mask is not None and mask.empty and rule in ("", "zero"):
             out = self.op("Where", mask.empty, self.number(0.0), out)
         return out
+
+    def _product_of_values(self, scores: str) -> str:
+        return self.op("MatMul", self._without_sink(self._shares(scores)), self.operands.value)
+
+    def _is_triangle(self) -> bool:
+        return self.call.known.is_triangle and self.call.opset >= TRILU
+
+    def _triangle(self, scores: str) -> str:
+        """-inf above the diagonal of a band, and 0 elsewhere."""
+        infinite = numpy_helper.from_array(np.array([-math.inf], np.float32))
+        filled = self.op("ConstantOfShape", self._axes(scores, 2, _RANK), value=infinite)
+        _, after = _bounds(self.call.attrs)
+        return self.op("Trilu", filled, self.constant(np.array(after + 1, np.int64)), upper=1)
 
     def _product(self) -> str:
         """The products of query and key. TransposeOptimizer of ONNX Runtime joins transposed keys with a Transpose in
@@ -806,21 +847,22 @@ class _Writer(FunctionWriter):
         if self.call.known.one_batch and self.call.query_width == width:
             return self.op("Reshape", out, self.op("Shape", operands.query))
         if self.call.known.one_batch:
-            return self.op("Reshape", out, self.op("Concat", self._axes("query", 0, 3), self.ints(width), axis=0))
-        names = ("query", "key") if self.call.known.values_fit else ("query", "key", "value")
+            return self.op(
+                "Reshape", out, self.op("Concat", self._axes(operands.query, 0, 3), self.ints(width), axis=0)
+            )
+        names = [operands.query, operands.key, *([] if self.call.known.values_fit else [operands.value])]
         sizes = [self.op("Max", *(self._axes(name, 0, 1) for name in names))]
         if self.call.query_width == width:
-            sizes.append(self._axes("query", 1, _RANK))
+            sizes.append(self._axes(operands.query, 1, _RANK))
         else:
-            sizes += [self.ints(self.call.heads[0]), self._axes("query", 2, 3), self.ints(width)]
+            sizes += [self.ints(self.call.heads[0]), self._axes(operands.query, 2, 3), self.ints(width)]
         return self.op("Reshape", out, self.op("Concat", *sizes, axis=0))
 
     def _axes(self, name: str, start: int, end: int) -> str:
-        """The sizes of some axes of an operand, as a list."""
-        operand = getattr(self.operands, name)
+        """The sizes of some axes of a tensor, as a list."""
         if self.call.opset >= SHAPE_OF_AXES:
-            return self.op("Shape", operand, start=start, end=end)
-        return self.op("Slice", self.op("Shape", operand), self.ints(start), self.ints(end))
+            return self.op("Shape", name, start=start, end=end)
+        return self.op("Slice", self.op("Shape", name), self.ints(start), self.ints(end))
 
     def _arrange(self, out: str) -> None:
         call, n1 = self.call, self.call.heads[0]

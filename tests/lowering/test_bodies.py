@@ -41,7 +41,7 @@ def view_of(inputs: Inputs, attrs: Mapping[str, Any], width_only: bool = False, 
                 shape = tuple(f"size_{size}" if isinstance(told, str) else told for told, size in known)
         elif equal and name in ("atten_mask", "real_shift") and array is not TRIANGLE:
             shape = tuple(size if size == 1 else f"size_{size}" for size in array.shape)
-        return TensorInfo(dtypes.from_numpy(array.dtype), shape)
+        return TensorInfo(dtypes.from_numpy(array.dtype), shape, array if array.size == 1 else None)
 
     infos = {name: info(name, array) for name, array in inputs.items()}
     return NodeView(OP, "node", infos, {}, full_attrs(SPEC, attrs))
@@ -185,19 +185,36 @@ def test_a_bias_beside_a_mask(scaled: int, rule: str, huge: float | None) -> Non
     compare(inputs, attrs, 17)
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value"])
+@pytest.mark.parametrize(("name", "places"), [("query", (0, 2)), ("key", (0, 1, 2)), ("value", (0, 1, 2))])
 @pytest.mark.parametrize("rule", EMPTY)
-@pytest.mark.parametrize("number", [-1e32, np.inf, -np.inf, np.nan])
-def test_a_number_beside_a_mask(name: str, rule: str, number: float) -> None:
-    """In a row with keys and in one without, and at a key that all rows have, that some have, and that none has."""
+@pytest.mark.parametrize("number", [-1e32, -np.inf, np.nan])
+def test_a_number_beside_a_mask(name: str, places: tuple[int, ...], rule: str, number: float) -> None:
+    """In a row with keys and in one without, and at a key that all rows with keys read, that some read, and none."""
     rng = np.random.default_rng(4)
     form = Form(layout="BNSD", dtype="float32", batch=1, heads=1, kv_heads=1, queries=4, keys=4, size=8)
     hidden = np.array([[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 1, 1]], np.uint8)
-    for place in range(4):
+    for place in places:
         inputs, attrs = form.inputs(rng), {**form.all_attrs, "cpu_empty_rows": rule}
         inputs["atten_mask"] = hidden[None, None]
         inputs[name][0, 0, place, 3] = number
         compare(inputs, attrs, 17)
+
+
+@pytest.mark.parametrize(("mode", "opset"), [(0, 17), (2, 13), (2, 14), (3, 17), (4, 17)])
+@pytest.mark.parametrize("after", [-1, 1])
+@pytest.mark.parametrize("queries", [4, 6])
+def test_a_band_alone(mode: int, opset: int, after: int, queries: int) -> None:
+    """Beside a mask that hides no key, and one that hides all."""
+    rng = np.random.default_rng(5)
+    for hides, rule in ((0, "mean"), (1, "nan")):
+        form = Form(layout="BNSD", dtype="float32", batch=2, heads=2, kv_heads=2, queries=queries, keys=6, size=8)
+        inputs, attrs = form.inputs(rng), {**form.all_attrs, "cpu_empty_rows": rule, "sparse_mode": mode}
+        attrs |= {"pre_tockens": 2**31 - 1, "next_tockens": after}
+        inputs["atten_mask"] = np.full((1, 1, 1, 1), hides, np.bool_)
+        compare(inputs, attrs, opset)
+    inputs["atten_mask"][:] = 0
+    inputs["key"][0, 0, 3, 1] = np.nan
+    compare(inputs, attrs, opset)
 
 
 @pytest.mark.parametrize("number", [0.5, np.inf, -np.inf, np.nan])
