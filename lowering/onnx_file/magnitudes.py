@@ -8,6 +8,8 @@ they need beside the rules for single operators is here:
     MatMul, Gemm                     by the sums of the absolute weights, or by the number of products
     norms, ready made or not         at most the root of the number of elements, times the weight
     Erf, Gelu                        at most 1, and at most the operand
+    norms, rotary positions and      the same, of a sum with a second operand or a bias
+    Gelu of ONNX Runtime
     FlashAttentionScore              at most the largest value
 
 A float input of the model may hold anything, so nothing is proven behind it: images, sounds, embeddings, caches. The
@@ -21,7 +23,7 @@ all weights takes seconds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -124,6 +126,8 @@ class Magnitudes(Bounds):
             return self._rounded(self._normalised(self.norms[value]), self.info.dtype(value))
         if node is not None and (node.domain, node.op_type) == (DOMAIN, GRAPH_OP) and value is node.outputs[_RESULT]:
             return self._rounded(self._attended(node), self.info.dtype(value))
+        if node is not None and node.domain == "com.microsoft" and node.op_type in _OF_RUNTIME:
+            return self._rounded(_OF_RUNTIME[node.op_type](self, node, value), self.info.dtype(value))
         if is_op(node, *_RULES) and value is node.outputs[0]:
             return self._rounded(_RULES[node.op_type](self, node), self.info.dtype(value))
         return super()._compute(value)
@@ -204,6 +208,32 @@ class Magnitudes(Bounds):
         """A part of the operand."""
         return _within(self.largest(node.inputs[0]))
 
+    def gelu_of_sum(self, node: ir.Node, value: ir.Value) -> Bound | None:
+        """The same of a sum with a bias, if there is one."""
+        return _within(self._sum_of(node.inputs))
+
+    def skip_norm(self, node: ir.Node, value: ir.Value) -> Bound | None:
+        """A norm of a sum, and the sum."""
+        is_centred = node.op_type == "SkipLayerNormalization"
+        beta, bias = (input_of(node, 3), input_of(node, 4)) if is_centred else (None, input_of(node, 3))
+        total = self._sum_of([*node.inputs[:2], bias])
+        if value in node.outputs[3:]:
+            return _within(total)
+        size = self._size(node.inputs[0], -1)
+        has_floor = float_attr(node, "epsilon", layer_norm.SKIP_EPSILON) > 0.0
+        if value is not node.outputs[0] or size is None or not has_floor or not total < SQUARED:
+            return None
+        return _within(math.sqrt(size) * self.largest(node.inputs[2]) + self._sum_of([beta]))
+
+    def rotated(self, node: ir.Node, value: ir.Value) -> Bound | None:
+        """Two numbers, times a cosine and a sine, or a number as it is."""
+        factor = max(1.0, self._sum_of(node.inputs[2:4])) * max(1.0, abs(float_attr(node, "scale", 1.0)))
+        return _within(self.largest(node.inputs[0]) * factor)
+
+    def _sum_of(self, values: Iterable[ir.Value | None]) -> float:
+        """The largest sum of values, as far as they are given."""
+        return sum(self.largest(value) for value in values if value is not None and value.name)
+
     def error_function(self, node: ir.Node) -> Bound | None:
         """Between -1 and 1."""
         return _within(1.0) if math.isfinite(self.largest(node.inputs[0])) else None
@@ -216,6 +246,13 @@ _RULES: Mapping[str, Rule] = {
     "Gelu": Magnitudes.gelu,
     **dict.fromkeys(_READY_MADE, Magnitudes.ready_made),
 }
+_OF_RUNTIME: Mapping[str, Callable[[Magnitudes, ir.Node, ir.Value], Bound | None]] = {
+    "SkipLayerNormalization": Magnitudes.skip_norm,
+    "SkipSimplifiedLayerNormalization": Magnitudes.skip_norm,
+    "RotaryEmbedding": Magnitudes.rotated,
+    **dict.fromkeys(("Gelu", "BiasGelu", "FastGelu", "QuickGelu"), Magnitudes.gelu_of_sum),
+}
+"""Operators of ONNX Runtime."""
 
 
 def _by_name(node: ir.Node) -> dict[str, ir.Value]:

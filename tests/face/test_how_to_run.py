@@ -166,7 +166,7 @@ def test_what_a_file_is_without_the_library(bodies: bool, told: str, tmp_path: P
 def test_a_kernel_of_the_runtime_is_faster_than_a_function(tmp_path: Path) -> None:
     """Where the model had one, the line says so."""
     shown = str(fa_compiler.optimize(harness.load("bert_ort_multi_head"), tmp_path / "fused.onnx").how_to_run)
-    assert "the file runs slower than the model did, because ONNX Runtime has a kernel for its MultiHeadAttention" in shown
+    assert "runs slower than the model did, because ONNX Runtime has a kernel for its MultiHeadAttention" in shown
     plain = harness.load("bert__tso_eager_op13")
     assert "runs slower" not in str(fa_compiler.optimize(plain, tmp_path / "plain.onnx").how_to_run)
 

@@ -157,6 +157,15 @@ STEPS = {
     "LayerNormalization": ("y = LayerNormalization<axis=-1>(x, gain, shift)",),
     "LayerNormalization of two axes": ("y = LayerNormalization<axis=-2>(x, square)",),
     "LayerNorm": (*NORMS["in nodes"][:-3], "y = Div(d, r)"),
+    "SkipLayerNormalization": ("y = com.microsoft.SkipLayerNormalization<epsilon=1e-5>(x, x, gain, shift, shift)",),
+    "SkipSimplifiedLayerNormalization": ("y = com.microsoft.SkipSimplifiedLayerNormalization(x, x, gain, shift)",),
+    "a sum before a norm": ("n, a, b, y = com.microsoft.SkipLayerNormalization(x, x, gain, shift, shift)",),
+    "RotaryEmbedding": (
+        *("half = Constant<value_ints=[4]>()", "zero = Constant<value_ints=[0]>()", "one = Constant<value_ints=[1]>()"),
+        *("some = Slice(wq, zero, half, one)", "y = com.microsoft.RotaryEmbedding<num_heads=2>(x, first, some, some)"),
+    ),
+    "FastGelu": ("y = com.microsoft.FastGelu(x, shift)",),
+    "QuickGelu": ("y = com.microsoft.QuickGelu(x)",),
     "RMSNorm": (*NORMS["root mean square"][:-2], "y = Mul(x, i)"),
 }
 """From x to y."""
@@ -168,7 +177,8 @@ def from_ids(steps: tuple[str, ...], given: dict[str, np.ndarray]) -> onnx.Model
     graph = onnx.parser.parse_graph(text)
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in given.items())
     graph.output[0].type.tensor_type.ClearField("shape")
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8)
 
 
 def largest_of(built: onnx.ModelProto) -> float:
@@ -187,7 +197,7 @@ def test_bounds_hold_what_a_run_gives(step: str, size: float) -> None:
     given = weights(rng)
     given["table"] = (given["table"] * size).astype(np.float32)
     given["table"][0, 1:] = 0.0
-    given |= {"rows": np.array([-1, WIDTH]), "square": np.full((WIDTH, WIDTH), 2.0, np.float32)}
+    given |= {"rows": np.array([-1, WIDTH]), "first": np.array([0]), "square": np.full((WIDTH, WIDTH), 2.0, np.float32)}
     built = from_ids(STEPS[step], given)
     (got,) = run(built, {"ids": np.vstack([np.zeros(WIDTH, np.int64), rng.integers(0, TOKENS, WIDTH)])})
     largest = largest_of(built)
@@ -201,6 +211,8 @@ def test_bounds_hold_what_a_run_gives(step: str, size: float) -> None:
         "n, m, y = LayerNormalization<axis=-1, epsilon=1e-30>(x, gain, shift)",  # the reciprocal of the deviation
         "y = LayerNormalization<axis=-1, epsilon=0.0>(x, gain, shift)",
         "y = Gemm<transA=1>(f, f)",
+        "y = com.microsoft.SkipLayerNormalization<epsilon=0.0>(x, x, gain, shift)",
+        "n, a, y = com.microsoft.SkipLayerNormalization(x, x, gain, shift)",
         'y = Einsum<equation="bsd,bsd->bs">(x, x)',
     ],
 )
