@@ -120,7 +120,7 @@ def _without_the_library(proto: onnx.ModelProto | None, given: onnx.ModelProto |
         return "linear attention runs token by token, which is slow"
     if given is not None and (replaced := _ready_made(given) - _ready_made(proto)):
         names = " and ".join(sorted(replaced))
-        return f"the file runs slower than the model did, because ONNX Runtime has a kernel for its {names}"
+        return f"the file may run slower than the model did, because ONNX Runtime has a kernel for its {names}"
     return "the file runs about as fast as the model did"
 
 
