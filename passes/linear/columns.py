@@ -50,6 +50,12 @@ class Column:
             return self.each[place]
         return self.array[place] if self.varies else self.array
 
+    def as_one(self) -> Column:
+        """The column, where all lengths have the same numbers as numbers that do not vary."""
+        if self.array is None or not self.varies or not (self.array == self.array[:1]).all():
+            return self
+        return Column(self.array[0])
+
     @property
     def shape(self) -> tuple[int, ...] | None:
         """The shape at each length; None where it differs."""

@@ -40,6 +40,8 @@ DOUBLED = 20
 LARGEST = 4096
 MOST_TURNS = 48
 FEW_VALUES = 4
+FEW_LENGTHS = 64
+"""What has many values mostly shows it at so many lengths."""
 ROUNDING = 2.0**-20
 """A multiple of a length is rounded otherwise at each length, by so much of it."""
 SEED = 0x3A1F
@@ -143,14 +145,14 @@ class _Numbers:
         """Enter what a node gave, where it is not too large."""
         if column.count > (SMALL if self.is_far else LARGEST):
             return
+        column = column.as_one()
         self.known[value] = column
         if column.array is None or column.count > SMALL:
             return
         self.followed.add(value)  # 2: small, and of one shape
-        if column.varies and column.count:
-            numbers = column.array.reshape(-1, column.count)
-            numbers = numbers[:, (numbers != numbers[:1]).any(0)]
-            self.kinds.extend(self._kinds(numbers, is_op(value.producer(), "Exp")) if numbers.size else ())
+        if column.varies:
+            numbers = column.array.reshape(len(column.array), -1)
+            self.kinds.extend(self._kinds(numbers, is_op(value.producer(), "Exp")))
 
     def _kinds(self, numbers: np.ndarray, is_exponential: bool) -> Iterator[np.ndarray]:
         """What tells the lengths in `after` apart, each by a number: how a value differs from that before, and where it
@@ -167,7 +169,7 @@ class _Numbers:
                 steps = np.where(is_usual, usual, steps)
         yield _numbered(steps)
         own = _numbered(numbers)
-        if len(np.unique(own)) <= FEW_VALUES:
+        if all(len(np.unique(each)) <= FEW_VALUES for each in (own[:FEW_LENGTHS], own)):
             yield own[self.after]
 
     def _results(self, node: ir.Node) -> Sequence[Column] | None:
