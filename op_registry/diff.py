@@ -15,7 +15,7 @@ from pathlib import Path
 
 from fa_compiler.op_registry.errors import RegistryError, RegOpSyntaxError, UnknownVariant
 from fa_compiler.op_registry.reg_op import Parsed, Unreadable, parse_file
-from fa_compiler.op_registry.registry import get, names, release, variants
+from fa_compiler.op_registry.registry import get, meant, names, release, variants
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec, TensorSpec
 
 HEADER_SUFFIXES = (".h", ".hpp", ".hh", ".inc")
@@ -217,7 +217,8 @@ def _expected(cann: str | None) -> dict[str, OpSpec]:
             problem = problem or error
     if not expected and problem is not None:
         if cann is not None and release(cann) is None:
-            raise UnknownVariant(f"{cann!r} is neither a CANN version such as 8.0 nor a variant of any operator")
+            sentence = "is neither a CANN version such as 8.5.0 nor a variant of any operator"
+            raise UnknownVariant(f"{cann!r} {sentence}{meant(cann)}")
         raise problem
     return expected
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from fa_compiler.op_registry import ops
@@ -33,6 +34,8 @@ VERSION = 1
 """The opset version of both domains."""
 
 _RELEASE = re.compile(r"(?:CANN[ -]?)?(\d+)\.(\d+)(?:\.(\d+))?((?:[.-]?(?:RC|T|alpha|beta)[.-]?\d*)*)", re.IGNORECASE)
+_ALMOST = re.compile(r"(?:CANN[ -]?)?v?(\d{1,2})((?:[.,]\d+){0,2})(?:[.,]\d+)*", re.IGNORECASE)
+"""A version as it is not written: with a v in front of it, with commas, with one number or with four."""
 
 
 @cache
@@ -109,20 +112,39 @@ def get(op_type: str, cann: str | None = None) -> OpSpec:
             return variant
     asked = release(cann)
     if asked is None:
-        raise UnknownVariant(
-            f"{cann!r} is neither a CANN version such as 8.0 or 8.5.0 nor a variant of {op_type}; "
-            f"its variants are {_listed(known)}"
-        )
-    fitting = [v for v in known if v.cann is not None and (release(v.cann) or asked) <= asked]
+        told = meant(cann, (variant.variant for variant in known))
+        told = told or f"; `fa-compiler registry show {op_type}` lists them"
+        raise UnknownVariant(f"{cann!r} is neither a CANN version such as 8.5.0 nor a variant of {op_type}{told}")
+    stated = [v for v in known if v.cann is not None]
+    fitting = [v for v in stated if (release(v.cann or "") or asked) <= asked]
     if not fitting:
-        raise UnknownVariant(f"no variant of {op_type} is known for CANN {cann}; known are {_listed(known)}")
+        first = f"; the first is of CANN {stated[0].cann}" if stated else ""
+        raise UnknownVariant(f"no variant of {op_type} is known for CANN {cann}{first}")
     return fitting[-1]
+
+
+def meant(cann: str, known: Iterable[str] = ()) -> str:
+    """The end of a message about a text that is no CANN version: what was probably meant, a version that is written in
+    another way or one of the `known` variants. Empty if that is not known."""
+    written = _ALMOST.fullmatch(cann.strip())
+    if written is not None:
+        major, rest = written.groups()
+        return f", did you mean '{major}.{rest.replace(',', '.').lstrip('.') or '0'}'?"
+    close = difflib.get_close_matches(cann, known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def later_attrs(spec: OpSpec) -> dict[str, AttrValue | None]:
     """The attributes that the newest variant has and `spec` lacks, with their defaults. A call of the older variant
     means these values. Code that computes a call adds them and then need not distinguish the variants."""
     return {entry.name: entry.value_if_absent for entry in get(spec.name).attrs if entry.name not in spec.attr_names}
+
+
+@cache
+def newest() -> str:
+    """The newest CANN of which the registry has a prototype."""
+    stated = [variant.cann for name in names() for variant in variants(name) if variant.cann]
+    return max(stated, key=lambda version: release(version) or ())
 
 
 def release(text: str) -> tuple[int, int, int, int] | None:
@@ -134,11 +156,3 @@ def release(text: str) -> tuple[int, int, int, int] | None:
     major, minor, patch, stage = match.groups()
     before = stage.lower().lstrip(".-").startswith("alpha")
     return int(major), int(minor), int(patch or 0), 0 if before else 1
-
-
-def _listed(known: tuple[OpSpec, ...]) -> str:
-    stated = [f"{v.cann} ({v.variant})" for v in known if v.cann]
-    named = [v.variant for v in known if not v.cann]
-    parts = [f"from CANN {', '.join(stated)}"] if stated else []
-    parts += [f"without a stated version, to be given by name, {', '.join(named)}"] if named else []
-    return "; ".join(parts)

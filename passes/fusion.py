@@ -11,6 +11,7 @@ from functools import partial
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, extensions_used
+from fa_compiler.op_registry.registry import newest, release
 from fa_compiler.passes.answer.budget import limited, limited_attempt
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ATTENTION_SINCE, CLOSE_RANKS, NEWEST_OPSET, Options
@@ -106,7 +107,7 @@ def fuse(model: ir.Model, options: Options | None = None, progress: Progress | N
         refusal,
         prepared.made,
     )
-    run.notes.extend(_doubts(model.graph, run.facts))
+    run.notes.extend((*_newer_cann(options), *_doubts(model.graph, run.facts)))
     blocks, around = run.fuse_all(graphs)
     if _is_any_fused(blocks, around):
         _import_operators(model, options)
@@ -145,6 +146,13 @@ def _doubts(graph: ir.Graph, facts: Facts) -> Iterator[str]:
         yield lookups[0].note
     if nodes := unread_positions(graph, facts):
         yield note_on_positions(nodes)
+
+
+def _newer_cann(options: Options) -> Iterator[str]:
+    """A note on a CANN that is newer than all that the registry has."""
+    asked, known = release(options.cann or ""), release(newest())
+    if asked is not None and known is not None and asked > known:
+        yield f"CANN {options.cann} is newer than all that are known here; written are the operators of {newest()}"
 
 
 def _is_any_fused(blocks: Sequence[Block], around: Sequence[Around]) -> bool:

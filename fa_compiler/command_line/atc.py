@@ -126,12 +126,21 @@ def _file(path: Path) -> Path:
 
 
 def _print(diagnostics: Sequence[FileDiagnostic]) -> None:
-    if diagnostics:
-        rows = [
-            (diagnostic.severity.value, diagnostic.rule, diagnostic.node, diagnostic.message, diagnostic.hint)
-            for diagnostic in diagnostics
-        ]
+    """Print what was found as a table: one row for what was found alike at several operators."""
+    found: dict[tuple[str, str, str, str], list[str]] = {}
+    for diagnostic in diagnostics:
+        alike = (diagnostic.severity.value, diagnostic.rule, diagnostic.message, diagnostic.hint)
+        found.setdefault(alike, []).append(diagnostic.node)
+    rows = [
+        (severity, rule, _shortened(nodes), message, hint) for (severity, rule, message, hint), nodes in found.items()
+    ]
+    if rows:
         print_table(("severity", "rule", "node", "what", "what to do"), rows)
+
+
+def _shortened(nodes: Sequence[str]) -> str:
+    first, *others = nodes
+    return f"{first} and {len(others)} more" if others else first
 
 
 def _conclude(path: Path, verdict: str, diagnostics: Sequence[FileDiagnostic]) -> int:

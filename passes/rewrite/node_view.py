@@ -38,12 +38,9 @@ def prototype(op_type: str, options: Options, node: ir.Node) -> OpSpec:
     try:
         return get(op_type, options.cann)
     except UnknownVariant as error:
-        reason, _, _ = str(error).partition("; ")  # behind it are the names of single operators' variants
         first = next((each.cann for each in variants(op_type) if each.cann), None)
-        if first is None:
-            raise Decline(Code.ILLEGAL, reason, node, "") from None
-        hint = f"--cann {first} or newer, if your CANN is"
-        raise Decline(Code.ILLEGAL, f"{reason}; the first is of CANN {first}", node, hint) from None
+        hint = "" if first is None else f"--cann {first} or newer, if your CANN is"
+        raise Decline(Code.ILLEGAL, str(error), node, hint) from None
 
 
 def registry_node(

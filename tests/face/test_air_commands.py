@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 from xml.etree import ElementTree
 
+import onnx
+import onnx.parser
 import pytest
 
 from fa_compiler.command_line.main import main
@@ -33,8 +36,23 @@ def test_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["air", "check", str(path)]) == 1
     shown = capsys.readouterr().out
     assert "attr-kind" in shown
-    assert "attribute scale_value is a Int, FlashAttentionScore wants Float" in shown
+    assert "attribute scale_value is of type Int, FlashAttentionScore wants Float" in shown
     assert shown.endswith(f"{path}: loads-but-invalid; 1 fault, 0 notes\n")
+
+
+def test_equal_faults_of_several_operators_have_one_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = " ".join(f"x{number + 1} = Relu(x{number})" for number in range(4))
+    text = f'<ir_version: 9, opset_import: ["" : 20]> g (float[2] x0) => (float[2] x5) {{ {nodes} x5 = Gelu(x4) }}'
+    path = tmp_path / "model.onnx"
+    onnx.save(onnx.parser.parse_model(text), path)
+    assert main(["air", "check", str(path)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    rows = [re.split("   +", line)[2:4] for line in lines if line.startswith(" rejected")]
+    assert rows == [
+        ["x1 and 3 more", "the model has opset 20, and the plugins of the parser are for 18 and older"],
+        ["x5", "no plugin is registered for ai.onnx::20::Gelu"],
+    ]
+    assert lines[-1] == f"{path}: rejected; 5 faults, 0 notes"
 
 
 def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,6 +30,7 @@ from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, abse
 from fa_compiler.lowering.ascend.single_op import check as check_json
 from fa_compiler.model_files.folder import new_folder
 from fa_compiler.op_registry import get
+from fa_compiler.op_registry.registry import newest
 from fa_compiler.op_registry.soc import soc_version
 from tests.lowering.ascend.graphs import weight
 from tests.systems import SCRIPTS
@@ -311,6 +312,13 @@ def test_an_older_cann_gets_the_attributes_that_it_has(tmp_path: Path) -> None:
         assert check_air(out / "model.air") == []
     missing = set(get("FlashAttentionScore").attr_names) - set(get("FlashAttentionScore", "8.0").attr_names)
     assert missing == {"seed", "offset", "out_dtype", "softmax_out_layout"}
+
+
+@pytest.mark.parametrize(("cann", "newer"), [("99.0", True), ("8.5.0", False), (newest(), False), (None, False)])
+def test_a_cann_newer_than_all_that_is_known_is_told(tmp_path: Path, cann: str | None, newer: bool) -> None:
+    report = fa_compiler.compile_for_atc(attention(batch=1, length=32), tmp_path / "out", "Ascend910B2", cann=cann)
+    told = f"CANN {cann} is newer than all that are known here; written are the operators of {newest()}"
+    assert [note for note in report.notes if "newer than" in note] == [told] * newer
 
 
 def test_a_graph_too_large_for_the_format(

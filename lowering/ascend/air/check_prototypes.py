@@ -109,7 +109,7 @@ def _attrs(op: Op, spec: OpSpec) -> Iterator[FileDiagnostic]:
             if entry.required:
                 yield REQUIRED_ATTR(op.name, f"{op.type} needs the attribute {entry.name} ({entry.type})")
         elif attr.kind != entry.type:
-            yield ATTR_KIND(op.name, f"attribute {entry.name} is a {attr.kind}, {op.type} wants {entry.type}")
+            yield ATTR_KIND(op.name, f"attribute {entry.name} is of type {attr.kind}, {op.type} wants {entry.type}")
     for name in op.attrs:
         if name not in spec.attr_names and not name.startswith("_"):
             yield UNKNOWN_ATTR(op.name, f"{op.type} has no attribute {name}{suggestion(name, spec.attr_names)}")

@@ -222,7 +222,11 @@ def _registered(node: onnx.NodeProto, imports: Domains, own: frozenset[str]) -> 
         yield NO_OPSET(_label(node), f"the model imports no opset of the domain '{domain}'")
     elif not _is_known(domain, node.op_type, imports[domain], own):
         rule = NO_PLUGIN if domain in ("ai.onnx", *own) else OTHER_DOMAIN
-        yield rule(_label(node), f"no plugin is registered for {domain}::{imports[domain]}::{node.op_type}")
+        version = imports[domain]
+        said = f"no plugin is registered for {domain}::{version}::{node.op_type}"
+        if domain == "ai.onnx" and version > parser.NEWEST and parser.takes("", node.op_type, parser.NEWEST):
+            said = f"the model has opset {version}, and the plugins of the parser are for {parser.NEWEST} and older"
+        yield rule(_label(node), said)
 
 
 def _is_known(domain: str, op_type: str, version: int, own: frozenset[str]) -> bool:
