@@ -23,7 +23,7 @@ from fa_compiler.command_line import atc_words, interrupts
 from fa_compiler.command_line.completion import COMPLETING, SHELLS, complete
 from fa_compiler.command_line.docs import names
 from fa_compiler.command_line.exit_codes import BAD_INPUT, DIFFERENT, INTERNAL, INTERRUPTED, OK, PIPE_CLOSED
-from fa_compiler.command_line.options import add_options, add_shared, completed, reading
+from fa_compiler.command_line.options import add_options, add_shared, completed, path, reading
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.measuring.options import BenchOptions, non_negative
 from fa_compiler.model_files.destination import file_place, is_stream
@@ -252,7 +252,7 @@ def _command(commands: _Commands, name: str, text: str, examples: str = "", ends
 
 
 def _add_model(command: argparse.ArgumentParser) -> None:
-    command.add_argument("model", metavar="IN.onnx", type=Path, help="the model")
+    command.add_argument("model", metavar="IN.onnx", type=path, help="the model")
 
 
 def _add_optimize(commands: _Commands) -> None:
@@ -316,11 +316,11 @@ def _add_verify(commands: _Commands) -> None:
     command.add_argument(
         "original",
         metavar="A.onnx",
-        type=Path,
+        type=path,
         help="the original; it runs without ONNX Runtime's optimisations",
     )
-    command.add_argument("other", metavar="B.onnx", type=Path, help="the model to compare with it")
-    command.add_argument("--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones)")
+    command.add_argument("other", metavar="B.onnx", type=path, help="the model to compare with it")
+    command.add_argument("--inputs", metavar="X.npz", type=path, help="the inputs by name (default: random ones)")
     command.add_argument(
         "--rtol",
         metavar="NUMBER",
@@ -367,7 +367,7 @@ def _add_run(commands: _Commands) -> None:
     command = _command(commands, "run", text, examples)
     _add_model(command)
     command.add_argument(
-        "--inputs", metavar="X.npz", type=Path, help="the inputs by name (default: random ones, as verify makes them)"
+        "--inputs", metavar="X.npz", type=path, help="the inputs by name (default: random ones, as verify makes them)"
     )
     command.add_argument(
         "--outputs",
@@ -393,7 +393,7 @@ def _add_run(commands: _Commands) -> None:
     command.add_argument(
         "--caches",
         metavar="Y.npz",
-        type=Path,
+        type=path,
         help="for a sharded model with caches: continue with the caches that an earlier run with --parts wrote to "
         "Y.0-of-4.npz and so on; X.npz then holds the other inputs",
     )
@@ -418,7 +418,7 @@ def _add_shard(commands: _Commands) -> None:
     text = "fuse a model, and write the model that several ranks run, each on its part of the sequence"
     command = _command(commands, "shard", text, examples)
     _add_model(command)
-    command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="a new or empty folder")
+    command.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help="a new or empty folder")
     add_options(command, ParallelOptions)
     add_options(command, Machine)
     add_options(command, Options, "assume")
@@ -469,7 +469,7 @@ def _add_registry(commands: _Commands) -> None:
     table = _command(actions, "runtimes", text, ends=ends)
     table.set_defaults(run="registry.show_runtimes")
     diff = _command(actions, "diff", "compare the REG_OP headers of an installed CANN with the registry", ends=found)
-    diff.add_argument("paths", metavar="PATH", type=Path, nargs="+", help="a header, or a folder of headers")
+    diff.add_argument("paths", metavar="PATH", type=path, nargs="+", help="a header, or a folder of headers")
     diff.add_argument("--cann", metavar="V", help="CANN version to compare with (default: the newest)")
     diff.set_defaults(run="registry.diff")
 
@@ -483,7 +483,7 @@ def _add_atc(commands: _Commands) -> None:
     text = "optimise a model for an Ascend product and write a folder that ATC compiles"
     command = _command(commands, "atc", text, examples)
     _add_model(command)
-    command.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help=FOLDER)
+    command.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help=FOLDER)
     add_options(command, Request)
     add_options(command, Parallel)
     add_options(command, Options, "assume")
@@ -502,7 +502,7 @@ def _add_air(commands: _Commands) -> None:
     air.commands = actions.choices
     text = "apply the rules of GE's loader, the prototypes and shape inference to a file"
     check = _command(actions, "check", text, ends=_ends("the file has a fault", writes=False))
-    check.add_argument("file", metavar="FILE", type=Path, help="an .air file, or an .onnx file for ATC's parser")
+    check.add_argument("file", metavar="FILE", type=path, help="an .air file, or an .onnx file for ATC's parser")
     check.add_argument(
         "--plugin-domain",
         action="append",
@@ -512,7 +512,7 @@ def _add_air(commands: _Commands) -> None:
     )
     check.set_defaults(run="atc.air_check")
     show = _command(actions, "show", "list a file's operators, or draw its graph")
-    show.add_argument("file", metavar="FILE.air", type=Path, help="the file")
+    show.add_argument("file", metavar="FILE.air", type=path, help="the file")
     show.add_argument("--graph", metavar="OUT.svg|OUT.dot", type=file_place, help="draw the graph instead")
     show.set_defaults(run="atc.air_show")
 
@@ -539,7 +539,7 @@ def _add_single_op(commands: _Commands) -> None:
     command.add_argument("--soc-version", metavar="S", help="check the operator's constraints on this product, too")
     command.add_argument("--cann", metavar="V", help="CANN version to write for (default: the newest)")
     command.add_argument("-o", "--output", metavar="FILE.json", type=file_place, help="the file to write")
-    command.add_argument("--check", metavar="FILE.json", type=Path, help="check a file instead of writing one")
+    command.add_argument("--check", metavar="FILE.json", type=path, help="check a file instead of writing one")
     command.set_defaults(run="atc.single_op")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from fa_compiler.errors import InputError
@@ -93,6 +94,13 @@ def reading(kind: Callable[[str], Any]) -> Callable[[str], Any]:
             raise argparse.ArgumentTypeError(str(error)) from None
 
     return read
+
+
+def path(text: str) -> Path:
+    """The path that a user named. That of a variable of the shell that is not set is empty: it is no folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
 
 
 def given(args: argparse.Namespace, *records: type) -> dict[str, Any]:

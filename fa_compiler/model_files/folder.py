@@ -58,18 +58,34 @@ def check_target(target: Path) -> None:
         raise InputError(f"{target} is a link; name the folder that it leads to, or choose another name")
     if not target.is_dir():
         raise InputError(f"{target} is not a folder; choose another name")
-    there = set(_files(target))
-    if there and not there <= _listed(target):
-        foreign = sorted(there - _listed(target))[0]
+    if (foreign := _foreign(target)) is not None:
         raise InputError(
             f"the folder {target} holds {foreign}, which fa-compiler did not write; move it away, or choose an empty "
             "or new folder"
         )
 
 
-def _files(folder: Path) -> list[str]:
-    found = [path for path in sorted(folder.rglob("*")) if not path.is_dir() or path.is_symlink()]
-    return [path.relative_to(folder).as_posix() for path in found]
+def _foreign(folder: Path) -> str | None:
+    """The first file of a folder that an earlier run did not write. Raises InputError for a folder that cannot be
+    read."""
+    listed = _listed(folder)
+    try:
+        return next((name for name in _files(folder) if name not in listed), None)
+    except OSError as error:
+        raise InputError(f"the folder {error.filename} cannot be read: {error.strerror}; choose another one") from None
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """The files of a folder: its own in front of those in folders below it. A link is a file."""
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    for above, folders, files in os.walk(folder, onerror=stop):
+        place = Path(above)
+        folders.sort()
+        links = [name for name in folders if (place / name).is_symlink()]
+        yield from ((place / name).relative_to(folder).as_posix() for name in sorted([*files, *links]))
 
 
 def _listed(folder: Path) -> set[str]:
@@ -82,7 +98,7 @@ def _listed(folder: Path) -> set[str]:
 
 def _write_list(folder: Path) -> None:
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-    report["files"] = [name for name in _files(folder) if name != REPORT]
+    report["files"] = sorted(name for name in _files(folder) if name != REPORT)
     (folder / REPORT).write_text(
         json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
     )

@@ -6,6 +6,7 @@ import errno
 import functools
 import json
 import os
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -28,7 +29,7 @@ from fa_compiler.lowering.ascend.air.check import check as check_air
 from fa_compiler.lowering.ascend.convert.from_ge import from_ge as onnx_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, absent
 from fa_compiler.lowering.ascend.single_op import check as check_json
-from fa_compiler.model_files.folder import new_folder
+from fa_compiler.model_files.folder import check_target, new_folder
 from fa_compiler.op_registry import get
 from fa_compiler.op_registry.registry import newest
 from fa_compiler.op_registry.soc import soc_version
@@ -380,6 +381,36 @@ def test_a_failed_block_leaves_nothing(tmp_path: Path) -> None:
         (folder / "half").write_text("x")
         raise InputError("stop")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_foreign_file_ends_the_look_into_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home folder has millions of files, and /proc some that come and go."""
+    below = tmp_path / "below"
+    below.mkdir()
+    (tmp_path / "mine").touch()
+    _refuse(below, monkeypatch)
+    with pytest.raises(InputError, match="holds mine, which fa-compiler did not write"):
+        check_target(tmp_path)
+
+
+def test_a_folder_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    below = tmp_path / "below"
+    below.mkdir()
+    _refuse(below, monkeypatch)
+    with pytest.raises(InputError, match=f"the folder {re.escape(str(below))} cannot be read: Permission denied"):
+        check_target(tmp_path)
+
+
+def _refuse(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a folder be unreadable, also where root runs the tests."""
+    scandir = os.scandir
+
+    def scanned(place: str) -> object:
+        if Path(place) == folder:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
+        return scandir(place)
+
+    monkeypatch.setattr(os, "scandir", scanned)
 
 
 def test_errors_name_the_folder_that_was_asked_for(tmp_path: Path) -> None:

@@ -247,6 +247,13 @@ def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
         assert capsys.readouterr().err == f"fa-compiler: error: {message}\n"
 
 
+@pytest.mark.parametrize("words", [["inspect", ""], ["atc", "m.onnx", "-o", "", "--soc-version", "Ascend910B2"]])
+def test_an_empty_path_is_no_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of a variable of the shell that is not set; `Path("")` is the folder where the user is."""
+    assert main(words) == 2
+    assert "the path is empty; see 'fa-compiler " in capsys.readouterr().err
+
+
 def test_library(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["library"]) == 0
     assert Path(capfd.readouterr().out.rstrip("\n")) == Path(fa_compiler.custom_ops_library())
