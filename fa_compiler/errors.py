@@ -16,7 +16,10 @@ class InternalError(FaCompilerError):
 
 
 def one_line(error: BaseException) -> str:
-    """The text of `error` on one line; messages of libraries often have several."""
+    """The text of `error` on one line; messages of libraries often have several. That of the system for a file has its
+    name in front, and no number."""
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"
     text = " ".join(str(error).split())
     return text or type(error).__name__
 

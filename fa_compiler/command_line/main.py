@@ -169,7 +169,7 @@ class _Parser(argparse.ArgumentParser):
         known = self._option_string_actions
         for word in takewhile(lambda word: word != "--", () if self.commands else args or ()):
             name = word.partition("=")[0]
-            is_option = name.startswith("--") or name in _OF_MODELS or f"-{name}" in known
+            is_option = name.startswith("--") or name in _OF_MODELS or (name[:1] == "-" and f"-{name}" in known)
             if is_option and name not in known:
                 self.unknown(word)
         return super().parse_known_args(args, namespace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 import shlex
@@ -120,6 +121,19 @@ def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture
     path = saved(attention(), tmp_path)
     assert main(["air", "show", str(path), "--graph", str(tmp_path / "m.png")]) == 2
     assert "a drawing is a .svg or a .dot, not .png" in capsys.readouterr().err
+
+
+def test_a_file_that_may_not_be_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = saved(attention(), tmp_path)
+
+    def refused(file: Path) -> bytes:
+        raise PermissionError(errno.EACCES, "Permission denied", str(file))
+
+    monkeypatch.setattr(Path, "read_bytes", refused)
+    assert main(["air", "check", str(path)]) == 2
+    assert capsys.readouterr().err == f"fa-compiler: error: {path}: Permission denied\n"
 
 
 ONES = ["single-op", "Add", "--input", "x1=1:uint8", "-o", "x"]

@@ -247,6 +247,15 @@ def test_a_misspelt_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> 
         assert capsys.readouterr().err == f"fa-compiler: error: {message}\n"
 
 
+def test_a_file_may_be_called_as_an_option_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    saved(attention(), Path("h"))
+    assert main(["optimize", "h", "-o", "o"]) == 0
+    assert "wrote o\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("words", [["inspect", ""], ["atc", "m.onnx", "-o", "", "--soc-version", "Ascend910B2"]])
 def test_an_empty_path_is_no_folder(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """As that of a variable of the shell that is not set; `Path("")` is the folder where the user is."""
