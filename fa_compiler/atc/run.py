@@ -100,7 +100,7 @@ def run(
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)
     fixed = fix(loaded.proto, request.sizes, loaded.name)
-    sizes = complete(fixed, request.sizes, request.gears, loaded.name)
+    sizes = complete(fixed, request.sizes, request.gears, loaded.name, may_be_open=parallel is None)
     if parallel is None:  # the ranks' graphs get their sizes after the sequence was found by the names of its sizes
         loaded = dataclasses.replace(loaded, proto=fixed)
     gears = gears_of_model(request.gears, request.sizes, sizes)

@@ -146,10 +146,10 @@ def _fix_input(value: onnx.ValueInfoProto, shape: Sequence[Size], given: dict[st
 
 
 def complete(
-    proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence[int]], name: str
+    proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence[int]], name: str, may_be_open: bool
 ) -> dict[str, tuple[Size, ...]]:
     """The sizes of all inputs: those of the model, and those that the user gave for its dynamic sizes. Gears give the
-    bounds of each -1.
+    bounds of each -1. The error asks for numbers alone, unless sizes `may_be_open`.
 
     Raises:
         InputError: the user gave nothing for a dynamic size. The message holds an --input-shape to fill in, with what
@@ -173,8 +173,9 @@ def complete(
         elif value.name in sizes:
             asked.append(f"{value.name}:{','.join(map(atc_size, sizes[value.name]))}")
     if lacking:
+        ways = "a number, a range such as 1~512, or -1 for any size" if may_be_open else "a number"
         raise InputError(
             f"{name} has inputs with dynamic sizes; give them with --input-shape '{';'.join(asked)}', and replace "
-            "each name by a number, a range such as 1~512, or -1 for any size"
+            f"each name by {ways}"
         )
     return full

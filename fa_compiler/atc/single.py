@@ -154,7 +154,7 @@ def _spec(op_type: str, cann: str | None) -> OpSpec:
 def _pair(text: str, option: str) -> tuple[str, str]:
     name, equals, rest = text.partition("=")
     if not equals or not name:
-        raise InputError(f"{option} {text!r} is not of the form name=...")
+        raise InputError(f"{option} {text!r} is not a name, '=' and a value")
     return name, rest
 
 
@@ -313,7 +313,7 @@ def _legal_types(op: Op) -> None:
             message = re.sub(
                 r"\bDT_\w+", lambda found: type_spelling(canonical(found[0])) or found[0], diagnostic.message
             )
-            raise InputError(f"{message}; give one of these types")
+            raise InputError(message)
 
 
 def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fact]:

@@ -32,7 +32,8 @@ def atc(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         print_lines(f"note: {note}" for note in built.notes)
         if (layer := built.details.get("layer")) is not None:
-            print(f"one layer has {layer['operators']} operators; for {layer['kernels']} of them GE starts a kernel")
+            kernels = "each" if layer["kernels"] == layer["operators"] else f"{layer['kernels']} of them"
+            print(f"one layer has {layer['operators']} operators; GE starts a kernel for {kernels}")
         print(printable(f"wrote {args.output}"))
         for line in run.next_steps(args.output, built):
             print(printable(line))

@@ -203,7 +203,7 @@ def test_single_op_with_values(tmp_path: Path) -> None:
         ([*FORWARD, "-o", "x", "--input", "maks=1:bool"], "has no input 'maks'"),
         ([*FORWARD, "-o", "x", "--attr", "head_nun=1"], "has no attribute 'head_nun', did you mean 'head_num'"),
         ([*FORWARD, "-o", "x", "--attr", "scale_value=x"], "attribute scale_value of FlashAttentionScore is 'x'"),
-        ([*FORWARD, "-o", "x", "--attr", "head_num"], "--attr 'head_num' is not of the form name=..."),
+        ([*FORWARD, "-o", "x", "--attr", "head_num"], "--attr 'head_num' is not a name, '=' and a value"),
         ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:floot"], "of the form real_shift=1,12,512,64:float16; "),
         ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:bf16"], "no type 'bf16', did you mean 'bfloat16'?"),
         ([*FORWARD, "-o", "x", "--input", "real_shift=1,2:DT_FLOAT"], "no type 'DT_FLOAT', did you mean 'float'?"),

@@ -38,6 +38,7 @@ from tests.systems import SCRIPTS
 
 from .builders import HEADS, SIZE, attention, plain, positions, saved
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 SHAPES = ";".join(f"{name}:2,{HEADS},32,{SIZE}" for name in ("query", "key", "value"))
 SOC = ["--soc-version", "Ascend910B2"]
 
@@ -258,6 +259,7 @@ def unmapped() -> onnx.ModelProto:
             SOC,
             f"has inputs with dynamic sizes; give them with --input-shape 'query:batch,{HEADS},seq,{SIZE};key:batch",
         ),
+        (attention(), SOC, "and replace each name by a number, a range such as 1~512, or -1 for any size"),
         (
             positions(),
             [*SOC, "--input-shape", "x:2,9,4"],
@@ -429,6 +431,20 @@ def test_a_full_disk_names_the_folder(code: int, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="out cannot be written.*free some space"), new_folder(tmp_path / "out"):
         raise OSError(code, os.strerror(code))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("bert", "one layer has 15 operators; GE starts a kernel for each"),
+        ("llama", "one layer has 12 operators; GE starts a kernel for 10 of them"),
+    ],
+)
+def test_the_operators_of_a_layer(name: str, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = str(EXAMPLES / f"{name}.onnx")
+    shapes = ["--input-shape", "input_ids:1,128;attention_mask:1,128"]
+    assert main(["atc", model, "-o", str(tmp_path / "out"), "--soc-version", "Ascend950PR_9599", *shapes]) == 0
+    assert f"\n{told}\n" in capsys.readouterr().out
 
 
 def test_routes() -> None:

@@ -162,6 +162,10 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
         ["--sequence-parallel", "2", "--input-shape", "input_ids:1,-1;attention_mask:1,-1", "--dynamic-dims", "8;16"],
         "does not go with --dynamic-dims",
     ),
+    "no sizes": (
+        ["--sequence-parallel", "2", "--input-shape", ""],
+        "'input_ids:batch,sequence;attention_mask:batch,sequence', and replace each name by a number",
+    ),
     "a route": (["--sequence-parallel", "2", "--route", "onnx"], "goes with --route air, not onnx"),
     "single operators": (["--sequence-parallel", "2", "--single-op"], "--single-op does not go with"),
     "a product": (
@@ -194,6 +198,7 @@ def test_wrong_requests(name: str, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["atc", *first, "--input-shape", SHAPES, *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert said in line
+    assert "a range" not in line  # no size of a rank is open
     assert list(tmp_path.iterdir()) == []
 
 

@@ -306,8 +306,8 @@ def _unknown(domain: str, node: ir.Node) -> str:
     op_type = node.op_type
     if not domain and op_type in ("Attention", "FlexAttention"):
         return (
-            "attention that was not fused (the report says why), and ATC's parser does not know the operator; "
-            "export with attention in plain operators"
+            "attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser does not "
+            "know the operator; export with attention in plain operators"
         )
     if not domain and op_type in ("Loop", "Scan", "SequenceMap"):
         return "ATC's parser knows no loops; export with the loop unrolled"
