@@ -69,13 +69,17 @@ _FILES_TEXT = (
 _WIDEST = 118
 """Columns of a paragraph; longer lines are hard to read."""
 
+_FOLDER_TEXT = (
+    "\nA failed run leaves no output. A folder that an earlier run wrote is replaced, unless it holds other files.\n"
+)
 
-def _ends(different: str = "", writes: bool = True) -> str:
-    """The exit codes of a command, and what holds for the files that it writes.
+
+def _ends(different: str = "", writes: str = _FILES_TEXT) -> str:
+    """The exit codes of a command, and what holds for what it writes.
 
     Args:
         different: what the exit code 1 means; commands without one do not have it.
-        writes: whether the command writes files.
+        writes: what holds for its files or its folder; empty for a command that writes none.
     """
     codes = {
         OK: "done",
@@ -85,7 +89,7 @@ def _ends(different: str = "", writes: bool = True) -> str:
         INTERRUPTED: "interrupted",
     }
     lines = "".join(f"  {code:<5}{meaning}\n" for code, meaning in codes.items() if meaning)
-    return f"exit codes:\n{lines}{_FILES_TEXT if writes else ''}"
+    return f"exit codes:\n{lines}{writes}"
 
 
 EXIT_CODES = _ends("a difference or a fault was found, or with --strict an attention is not fused")
@@ -312,7 +316,7 @@ def _add_verify(commands: _Commands) -> None:
   fa-compiler verify model.onnx fused.onnx --inputs inputs.npz --rtol 1e-4
 """
     text = "run two models in ONNX Runtime and compare every output"
-    command = _command(commands, "verify", text, examples, _ends("an output differs", writes=False))
+    command = _command(commands, "verify", text, examples, _ends("an output differs", writes=""))
     command.add_argument(
         "original",
         metavar="A.onnx",
@@ -416,7 +420,7 @@ def _add_shard(commands: _Commands) -> None:
   mpirun -n 4 fa-compiler run out/model.onnx --inputs x.npz --outputs y.npz
 """
     text = "fuse a model, and write the model that several ranks run, each on its part of the sequence"
-    command = _command(commands, "shard", text, examples)
+    command = _command(commands, "shard", text, examples, _ends(writes=_FOLDER_TEXT))
     _add_model(command)
     command.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help="a new or empty folder")
     add_options(command, ParallelOptions)
@@ -454,7 +458,7 @@ def _add_registry(commands: _Commands) -> None:
   fa-compiler registry show FlashAttentionScore --cann 8.0
   fa-compiler registry diff $ASCEND_HOME_PATH/opp/built-in/op_proto/inc
 """
-    ends, found = _ends(writes=False), _ends("diff: a difference was found that matters", writes=False)
+    ends, found = _ends(writes=""), _ends("diff: a difference was found that matters", writes="")
     text = "show what is known of Ascend's operators, and of the attention operators of other runtimes"
     registry = _command(commands, "registry", text, examples, found)
     actions = registry.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -481,7 +485,7 @@ def _add_atc(commands: _Commands) -> None:
   fa-compiler atc model.onnx -o folder --soc-version Ascend910B2 --input-shape "input_ids:1,4096" --sequence-parallel 4
 """
     text = "optimise a model for an Ascend product and write a folder that ATC compiles"
-    command = _command(commands, "atc", text, examples)
+    command = _command(commands, "atc", text, examples, _ends(writes=_FOLDER_TEXT))
     _add_model(command)
     command.add_argument("-o", "--output", metavar="DIR", type=path, required=True, help=FOLDER)
     add_options(command, Request)
@@ -501,7 +505,7 @@ def _add_air(commands: _Commands) -> None:
     actions = air.add_subparsers(dest="action", required=True, metavar="ACTION")
     air.commands = actions.choices
     text = "apply the rules of GE's loader, the prototypes and shape inference to a file"
-    check = _command(actions, "check", text, ends=_ends("the file has a fault", writes=False))
+    check = _command(actions, "check", text, ends=_ends("the file has a fault", writes=""))
     check.add_argument("file", metavar="FILE", type=path, help="an .air file, or an .onnx file for ATC's parser")
     check.add_argument(
         "--plugin-domain",
@@ -545,7 +549,7 @@ def _add_single_op(commands: _Commands) -> None:
 
 def _add_library(commands: _Commands) -> None:
     text = "print the path of the custom-op library that ONNX Runtime loads"
-    command = _command(commands, "library", text, ends=_ends(writes=False))
+    command = _command(commands, "library", text, ends=_ends(writes=""))
     command.set_defaults(run="models.library")
 
 
@@ -556,7 +560,7 @@ def _add_docs(commands: _Commands) -> None:
   fa-compiler docs commands#exit-codes    # prints the part below a heading
 """
     text = "list the pages of the documentation, or print one"
-    command = _command(commands, "docs", text, examples, _ends(writes=False))
+    command = _command(commands, "docs", text, examples, _ends(writes=""))
     told = "the name of a page, or PAGE#HEADING for a part of it; without it the pages are listed"
     completed(command.add_argument("page", metavar="PAGE", nargs="?", help=told), names())
     command.set_defaults(run="docs.docs")
@@ -568,7 +572,7 @@ def _add_completion(commands: _Commands) -> None:
   fa-compiler completion fish | source               # in ~/.config/fish/config.fish
 """
     text = "print what bash, zsh or fish needs to complete the words of this command; needs the package argcomplete"
-    command = _command(commands, "completion", text, examples, _ends(writes=False))
+    command = _command(commands, "completion", text, examples, _ends(writes=""))
     completed(command.add_argument("shell", metavar="bash|zsh|fish", help="the shell"), SHELLS)
     command.set_defaults(run="completion.script")
 

@@ -263,6 +263,21 @@ def test_an_empty_path_is_no_folder(words: list[str], capsys: pytest.CaptureFixt
     assert "the path is empty; see 'fa-compiler " in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ("optimize", "An output that exists is replaced; a link is written through."),
+        ("atc", "A folder that an earlier run wrote is replaced, unless it holds other files."),
+        ("library", ""),
+    ],
+)
+def test_the_help_says_what_becomes_of_an_output(command: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert told in shown
+    assert ("A failed run leaves no output" in shown) == bool(told)
+
+
 def test_library(capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["library"]) == 0
     assert Path(capfd.readouterr().out.rstrip("\n")) == Path(fa_compiler.custom_ops_library())
