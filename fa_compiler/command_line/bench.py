@@ -16,7 +16,7 @@ from fa_compiler.measuring.benchmark import bench
 from fa_compiler.measuring.figures import BenchInterrupted, Benchmark
 from fa_compiler.measuring.options import BenchOptions
 from fa_compiler.model_files.reading import load
-from fa_compiler.model_files.writing import check_place, staging, write
+from fa_compiler.model_files.writing import check_no_model, check_place, staging, write
 from fa_compiler.page.provenance import Provenance
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import Progress
@@ -28,6 +28,7 @@ def run(args: argparse.Namespace) -> int:
     options = given(args, BenchOptions, Options)
     if args.html is not None:
         check_place(args.html, load(args.model))
+        check_no_model(args.html, "page")
         with staging() as stage:  # a place that cannot be written is an error now; the page is written at the end
             stage.reserve(args.html)
     interrupted = False

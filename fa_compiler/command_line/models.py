@@ -22,7 +22,15 @@ from fa_compiler.command_line.options import given, words_given
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.reading import LoadedModel, load
-from fa_compiler.model_files.writing import Staging, check_place, file_sizes, staging, write, write_model
+from fa_compiler.model_files.writing import (
+    Staging,
+    check_no_model,
+    check_place,
+    file_sizes,
+    staging,
+    write,
+    write_model,
+)
 from fa_compiler.op_registry.runtimes import Runtime, newest_version
 from fa_compiler.page.gain import gain_line
 from fa_compiler.page.provenance import Provenance, Written, gain_beside
@@ -189,8 +197,8 @@ def _check_places(args: argparse.Namespace, loaded: LoadedModel) -> None:
         other = places.setdefault(os.path.realpath(path), what)
         if other != what:
             raise InputError(f"{path} cannot be both the {other} and the {what}")
-        if what in ("report", "page") and path.suffix.lower() == ".onnx":
-            raise InputError(f"the {what} cannot be {path}, which is the name of a model; choose another name")
+        if what in ("report", "page"):
+            check_no_model(path, what)
     if args.graph is not None and args.graph.suffix.lower() not in ("", ".svg"):
         raise InputError(f"--graph writes SVG: {args.graph} has to end with .svg, not {args.graph.suffix}")
 

@@ -153,6 +153,16 @@ def check_place(output: Path, loaded: LoadedModel, force: bool | None = None) ->
             raise InputError(f"{output} holds the weights of {loaded.name} ('{place}'); choose another name")
 
 
+def check_no_model(output: Path, what: str) -> None:
+    """Refuse the name of a model for an output that is none.
+
+    Raises:
+        InputError: `output` ends with .onnx; the message says `what` cannot have this name.
+    """
+    if output.suffix.lower() == ".onnx":
+        raise InputError(f"the {what} cannot be {output}, which is the name of a model; choose another name")
+
+
 def write_model(
     proto: onnx.ModelProto,
     loaded: LoadedModel,

@@ -15,7 +15,7 @@ from fa_compiler.lowering.ort import LibraryUnusable
 from fa_compiler.lowering.ort.eager import ORT_ERRORS
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import load
-from fa_compiler.model_files.writing import check_place, staging, write
+from fa_compiler.model_files.writing import check_no_model, check_place, staging, write
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.pipeline.options import python_options
@@ -72,6 +72,7 @@ def plan(
         raise InputError(f"unknown level {level!r}: use {', '.join(get_args(Level)[:-1])} or {get_args(Level)[-1]}")
     loaded, place = load(Path(model)), Path(output)
     check_place(place, loaded)
+    check_no_model(place, "plan")
     assert loaded.path is not None
     with staging() as stage:
         staged = stage.reserve(place)

@@ -12,13 +12,15 @@ from fa_compiler.comparison.lengths import sizes_for
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_same, open_for_writing
 from fa_compiler.model_files.reading import LoadedModel
-from fa_compiler.model_files.writing import cannot_write, check_place, staging
+from fa_compiler.model_files.writing import cannot_write, check_no_model, check_place, staging
 from fa_compiler.running.runtime import Array, Session
 
 
 def check_outputs(outputs: Path, inputs: Path | None, loaded: LoadedModel) -> None:
-    """Refuse a file of outputs that would overwrite the model, its weights or the inputs. Raises InputError."""
+    """Refuse a file of outputs that would overwrite the model, its weights or the inputs, or that has the name of a
+    model. Raises InputError."""
     check_place(outputs, loaded)
+    check_no_model(outputs, "file of outputs")
     if inputs is not None and is_same(outputs, inputs):
         raise InputError(f"{outputs} holds the inputs; choose another name for the outputs")
 

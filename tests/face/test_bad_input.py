@@ -403,6 +403,18 @@ USAGE = {
         ["optimize", "MODEL", "-o", "OUT", "--report", "other.onnx"],
         "the report cannot be other.onnx, which is the name of a model; choose another name",
     ),
+    "a plan in the place of a model": (
+        ["plan", "MODEL", "-o", "other.onnx"],
+        "the plan cannot be other.onnx, which is the name of a model",
+    ),
+    "a page of figures in the place of a model": (
+        ["bench", "MODEL", "--html", "other.onnx"],
+        "the page cannot be other.onnx, which is the name of a model",
+    ),
+    "outputs in the place of a model": (
+        ["run", "MODEL", "--outputs", "other.ONNX"],
+        "the file of outputs cannot be other.ONNX, which is the name of a model",
+    ),
     "a page in the place of a model": (
         ["inspect", "MODEL", "--html", "other.onnx"],
         "the page cannot be other.onnx, which is the name of a model",
