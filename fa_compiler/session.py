@@ -22,7 +22,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.inline_weights import serialised
-from fa_compiler.model_files.reading import LoadedModel, load, load_bytes
+from fa_compiler.model_files.reading import LoadedModel, load, load_bytes, refuse_sharded
 from fa_compiler.model_files.temporary import new_folder
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Options, Report
@@ -120,6 +120,7 @@ class InferenceSession(OwnSession):
     def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
         """The model to load instead of `source`, as a path or bytes; `source` itself if there is nothing to change."""
         loaded = self._load(source)
+        refuse_sharded(loaded.proto, loaded.name)
         proto, self.fusion_report = run(loaded, self._fa_fusion)
         if any(opset.domain in op_registry.DOMAINS for opset in (proto or loaded.proto).opset_import):
             register_custom_ops(self._fa_options)

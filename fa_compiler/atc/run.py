@@ -28,7 +28,7 @@ from fa_compiler.atc.single import write_all
 from fa_compiler.atc.sizes import atc_text
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
-from fa_compiler.model_files.reading import ModelLike, load
+from fa_compiler.model_files.reading import ModelLike, load, refuse_sharded
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion
@@ -97,6 +97,7 @@ def run(
     )
     options = dataclasses.replace(options, parser_plugins=request.route == NPU, divided=parallel is not None)
     loaded = load(model)
+    refuse_sharded(loaded.proto, loaded.name)
     _check_types(loaded.proto, request.soc, loaded.name)
     check_gears(request.gears, request.sizes, 256 if request.soc.has_hifloat8 else 100)
     fixed = fix(loaded.proto, request.sizes, loaded.name)

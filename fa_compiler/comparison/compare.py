@@ -51,7 +51,7 @@ from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
-from fa_compiler.model_files.reading import check_weights, read_proto
+from fa_compiler.model_files.reading import check_weights, read_proto, refuse_sharded
 from fa_compiler.passes.answer.options import ANY_LENGTH, DECODE, DROP_ROUNDINGS, SEPARATE_CACHES, SHARED_CACHES
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.answer.shown import Shown
@@ -227,6 +227,8 @@ def compare_models(
     """
     shared = _are_shared(shared, assume)
     proto, other_proto = read_proto(original), read_proto(other)
+    for path, read in ((original, proto), (other, other_proto)):
+        refuse_sharded(read, str(path), "compare what `fa-compiler run` writes for it")
     buffers = _own_buffers(proto, other_proto, f"{original} has its caches in place, and {name or other} has not")
     tolerance = tolerance_for(proto) if rtol is None else rtol
     runner = _loaded(original, proto)

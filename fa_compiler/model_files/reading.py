@@ -21,6 +21,7 @@ from fa_compiler.model_files.expansion import excess
 from fa_compiler.model_files.foreign_types import foreign_types, without_types
 from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, distinct_weights, repaired
+from fa_compiler.op_registry.collectives import METADATA_KEY
 from fa_compiler.passes.emit.joined import OF_MODEL_FILE
 from fa_compiler.protos.subgraphs import Subgraphs
 from fa_compiler.protos.tensors import Folder, all_tensors, check_external, is_external, location, message_size
@@ -136,6 +137,12 @@ def read_proto(path: Path) -> onnx.ModelProto:
     proto = _read(path).proto
     _check_expansion(proto, str(path))
     return proto
+
+
+def refuse_sharded(proto: onnx.ModelProto, name: str, advice: str = "give the model from which it was made") -> None:
+    """Raise InputError for a model of several ranks, which `shard` made. ONNX Runtime does not know its nodes."""
+    if any(entry.key == METADATA_KEY for entry in proto.metadata_props):
+        raise InputError(f"{name} is sharded already; {advice}")
 
 
 def check_weights(path: Path) -> None:

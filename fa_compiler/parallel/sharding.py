@@ -16,10 +16,9 @@ import onnx
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
-from fa_compiler.model_files.reading import LoadedModel, ModelLike, load
+from fa_compiler.model_files.reading import LoadedModel, ModelLike, load, refuse_sharded
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry.collectives import MERGE, METHODS
-from fa_compiler.parallel.segments import record_of
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.option import read_options
 from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
@@ -152,8 +151,7 @@ def shard(
     chosen = _checked(ParallelOptions(sequence_parallel, **read_options(options, ParallelOptions)))
     fusing = replace(make_options(assume=_assumed(assume)), divided=True)
     loaded = load(model)
-    if record_of(loaded.proto, loaded.name) is not None:
-        raise InputError(f"{loaded.name} is sharded already; give the model from which it was made")
+    refuse_sharded(loaded.proto, loaded.name)
     if any(entry.key == METADATA for entry in loaded.proto.metadata_props):
         raise InputError(f"{loaded.name} has its caches in place; give the model from which it was made")
     check_target(target)

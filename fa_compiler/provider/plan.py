@@ -14,7 +14,7 @@ from fa_compiler.errors import InputError, one_line
 from fa_compiler.lowering.ort import LibraryUnusable
 from fa_compiler.lowering.ort.eager import ORT_ERRORS
 from fa_compiler.lowering.ort.own_session import OwnSession
-from fa_compiler.model_files.reading import load
+from fa_compiler.model_files.reading import load, refuse_sharded
 from fa_compiler.model_files.writing import check_no_model, check_place, staging, write
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.options import SHARED_CACHES
@@ -71,6 +71,7 @@ def plan(
     if level not in get_args(Level):
         raise InputError(f"unknown level {level!r}: use {', '.join(get_args(Level)[:-1])} or {get_args(Level)[-1]}")
     loaded, place = load(Path(model)), Path(output)
+    refuse_sharded(loaded.proto, loaded.name)
     check_place(place, loaded)
     check_no_model(place, "plan")
     assert loaded.path is not None

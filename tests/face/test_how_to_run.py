@@ -266,8 +266,18 @@ def test_a_sharded_model_is_run_by_mpi(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     assert way.lines[0] in shown
     assert "the model is already fused" in shown
-    assert main(["shard", str(path), "-o", str(tmp_path / "again"), "--sequence-parallel", "3"]) == 2
-    assert capsys.readouterr().err.endswith("model.onnx is sharded already; give the model from which it was made\n")
+    again = ["-o", str(tmp_path / "again")]
+    for refused in (
+        ["shard", str(path), *again, "--sequence-parallel", "3"],
+        ["atc", str(path), *again, "--soc-version", "Ascend910B2"],
+        ["plan", str(path), *again],
+    ):
+        assert main(refused) == 2
+        assert capsys.readouterr().err.endswith(f"{path} is sharded already; give the model from which it was made\n")
+    with pytest.raises(Exception, match="is sharded already; give the model from which it was made"):
+        fa_compiler.InferenceSession(path)
+    assert main(["verify", str(original), str(path)]) == 2
+    assert f"{path} is sharded already; compare what `fa-compiler run` writes" in capsys.readouterr().err
     proto = onnx.load(path, load_external_data=False)
     proto.metadata_props[0].value = "{}"
     assert how_to_run(path, None, proto).ways[0].lines[0].startswith("mpirun -n N fa-compiler run ")
