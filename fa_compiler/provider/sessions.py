@@ -74,6 +74,8 @@ class Sessions:
     )
     _reporting: bool = False
     _is_child: bool = False
+    _has_own: bool = False
+    """Were there sessions of this package, of which the report does not tell?"""
 
     def make(
         self,
@@ -92,6 +94,7 @@ class Sessions:
         """
         if isinstance(session, OwnSession):
             make(session, path_or_bytes, sess_options, providers, provider_options, **kwargs)
+            self._has_own = True
             if session.why_unfused is not None:
                 self._note(Made(_name(path_or_bytes), session.why_unfused))
             return
@@ -197,6 +200,7 @@ class Sessions:
     def fork(self) -> None:
         """The process is a child, which has made no sessions yet."""
         self.made.clear()
+        self._has_own = False
         self._is_child = True
 
     def _end(self) -> None:
@@ -223,7 +227,8 @@ class Sessions:
     def summary(self) -> str:
         """The line for the user about all sessions."""
         if not self.made:
-            return "no session of ONNX Runtime was made"
+            besides = " besides those of fa_compiler, which do without the provider" if self._has_own else ""
+            return f"no session of ONNX Runtime was made{besides}"
         reports = [made.report for made in self.made if made.report is not None]
         fused = [_fused(reports)] if reports else []
         return "; ".join([", ".join([_count(self.with_provider, "session"), *fused]), *_others(self.made)])

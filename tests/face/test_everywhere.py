@@ -132,6 +132,10 @@ fa_compiler.InferenceSession("attention.onnx", enable_fallback=False)
 print(fa_compiler.everywhere.sessions.made)
 """
     assert run(program, folder, FA_COMPILER_PROVIDER="1") == (["True", "[]"], "")
+    told = (
+        "fa_compiler: no session of ONNX Runtime was made besides those of fa_compiler, which do without the provider\n"
+    )
+    assert run(program, folder, FA_COMPILER_PROVIDER="report") == (["True", "[]"], told)
 
 
 def test_a_session_that_names_another_provider(folder: Path) -> None:
