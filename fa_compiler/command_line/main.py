@@ -55,6 +55,13 @@ _MEANT = {
 }
 """How other programs call commands of this one."""
 
+_ALSO_CALLED = {
+    **dict.fromkeys(("product", "device", "chip"), "--soc-version"),
+    **dict.fromkeys(("shape", "shapes"), "--input-shape"),
+    "verbose": "--explain",
+}
+"""Other words for options."""
+
 _CLOSE = 0.7
 """How much of its letters a word shares with the option for which it may stand."""
 
@@ -152,6 +159,8 @@ class _Parser(argparse.ArgumentParser):
         stems = {option.lstrip("-"): option for option in self._option_string_actions}
         if word in stems:
             return stems[word]
+        if (option := _ALSO_CALLED.get(word)) in self._option_string_actions:
+            return option
         starts = [stem for stem in stems if _is_start(stem, word) or _is_start(word, stem)]
         close = starts or difflib.get_close_matches(word, stems, n=1, cutoff=_CLOSE)
         return stems[close[0]] if close else None

@@ -435,6 +435,11 @@ USAGE = {
         ["verify", "--original", "MODEL", "--other", "MODEL"],
         "unknown argument '--original': A.onnx stands without an option in front of it",
     ),
+    "another word for an option": (["inspect", "MODEL", "--product=A2"], "'--product=A2', did you mean --soc-version?"),
+    "another word for an option that this command lacks": (
+        ["library", "--product=A2"],
+        "unknown argument '--product=A2'; see 'fa-compiler library --help'",
+    ),
     "the beginning of an option": (["optimize", "MODEL", "--out", "OUT"], "'--out', did you mean --output?"),
     "an option with more behind it": (
         ["optimize", "MODEL", "-o", "OUT", "--opset-version", "20"],
