@@ -38,15 +38,13 @@ class UnmappedNode:
 class UnmappedError(Exception):
     """Nodes of a model have no counterpart in GE. `nodes` lists all of them. No graph was made."""
 
-    def __init__(self, model: str, nodes: Sequence[UnmappedNode]) -> None:
-        self.model = model
+    def __init__(self, nodes: Sequence[UnmappedNode]) -> None:
         self.nodes = tuple(nodes)
         what = "1 node has" if len(nodes) == 1 else f"{len(nodes)} nodes have"
         alike: dict[tuple[str, str, str], list[UnmappedNode]] = {}
         for node in nodes:
             alike.setdefault((node.op_type, node.reason, node.alternative), []).append(node)
-        lines = "".join(f"\n  {_told(group)}" for group in alike.values())
-        super().__init__(f"{model}: {what} no counterpart among GE's operators:{lines}")
+        super().__init__(f"{what} no counterpart among GE's operators: {'; '.join(map(_told, alike.values()))}")
 
 
 def _told(nodes: Sequence[UnmappedNode]) -> str:

@@ -49,7 +49,7 @@ def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] 
     conversion = _Conversion(model.graph.name or "model", info)
     conversion.graph(prepared.graph, ranges)
     if conversion.unmapped:
-        raise UnmappedError(conversion.model.name, conversion.unmapped)
+        raise UnmappedError(conversion.unmapped)
     _drop_graphs(conversion.model)
     return conversion.model
 
