@@ -149,8 +149,8 @@ def _sizes_by_name(proto: onnx.ModelProto, sizes: Mapping[str, Sequence[int]]) -
 
 
 def _with_numbers(block: Block, known: Mapping[str, int]) -> Block:
-    """A block of the report, in which products of known sizes are numbers. The fusion has seen the model with open
-    sizes, by whose names the sequence is found."""
+    """A block of the report, in which products of known sizes, and sums of them, are numbers. The fusion has seen the
+    model with open sizes, by whose names the sequence is found."""
     if not known or not block.missed:
         return block
     name = "|".join(map(re.escape, sorted(known, key=len, reverse=True)))
@@ -159,9 +159,14 @@ def _with_numbers(block: Block, known: Mapping[str, int]) -> Block:
     def number(term: re.Match[str]) -> str:
         return str(math.prod(known.get(factor) or int(factor) for factor in term[0].split("*")))
 
+    def count(part: re.Match[str]) -> str:
+        text = terms.sub(number, part[0])
+        if re.fullmatch(r" *\d+(?: [+-] \d+)+", text) is None:
+            return text
+        return f" {sum(int(term.replace(' ', '')) for term in re.findall(r'(?:[+-] )?[0-9]+', text))}"
+
     def told(missed: Missed) -> Missed:
-        counts = re.sub(r"[^:;]*(?= (?:bytes|elements) are )", lambda part: terms.sub(number, part[0]), missed.reason)
-        return replace(missed, reason=counts)
+        return replace(missed, reason=re.sub(r"[^:;]*(?= (?:bytes|elements) are )", count, missed.reason))
 
     return replace(block, missed=tuple(map(told, block.missed)))
 

@@ -625,7 +625,7 @@ class Report(Shown):
 
         parts = [f"{count('fused')} fused"]
         if self.gradients:
-            parts[0] += f" ({self.gradients} with its gradient)"
+            parts[0] += f" ({self.gradients} with {'its gradient' if self.gradients == 1 else 'their gradients'})"
         if already := count("already_fused"):
             parts.append(f"{already} already fused")
         if declined := count("declined"):

@@ -81,6 +81,20 @@ def test_a_token_that_is_taken_out(tmp_path: Path) -> None:
         compare(by_one(name, feeds), {"logits": found})
 
 
+def test_a_sum_of_sizes_is_one_number(tmp_path: Path) -> None:
+    """The mask of batch * sequence bytes becomes one of batch * sequence * sequence."""
+    report = fa_compiler.compile_for_atc(
+        EXAMPLES / "bert.onnx",
+        tmp_path / "out",
+        "Ascend910B2",
+        input_shape=SIZES,
+        sequence_parallel=2,
+        assume=["no-empty-rows"],
+    )
+    (missed,) = report.blocks[0].missed
+    assert missed.reason == "the operator takes it in full only: 240 bytes are added"
+
+
 def test_the_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     words = [str(EXAMPLES / "bert.onnx"), "-o", str(out), "--soc-version", "Ascend910_9391", "--input-shape", SHAPES]
