@@ -42,6 +42,13 @@ class Job:
         restore_graph_operators(model)
         return model
 
+    def complete_model(self) -> ir.Model:
+        """The same, in which joined weights have their content, too. The ONNX writers take it from the parts."""
+        model = self.model()
+        if self.loaded.weights is not None:
+            self.loaded.weights.give_joined(model)
+        return model
+
     def size_error(self, node: str, sentence: str) -> InputError:
         """The error for a node that cannot take the sizes of its inputs; `sentence` tells the reason."""
         reason = f"{node}: {sentence}; give sizes that it takes with --input-shape"
@@ -84,7 +91,7 @@ def check_inference(job: Job, sizes: Sizes) -> None:
     """Raise InputError for sizes of the inputs with which the model cannot run, by GE's shape inference where the model
     can be converted to a GE graph at all."""
     try:
-        errors = infer_model(to_ge(job.model(), input_shapes=dict(sizes))).errors
+        errors = infer_model(to_ge(job.complete_model(), input_shapes=dict(sizes))).errors
     except (UnmappedError, AirError, ValueError):
         return
     if errors:

@@ -33,7 +33,7 @@ def build(job: Job) -> RouteResult:
             given sizes.
         InternalError: the written file fails our own checks.
     """
-    model = job.model()
+    model = job.complete_model()
     given = [value.name or "" for value in model.graph.inputs if not value.is_initializer()]
     graph, notes = convert(job, model, job.folder / FILE, job.request.sizes)
     notes += _renamed(given, inputs_of(graph))

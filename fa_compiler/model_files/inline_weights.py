@@ -18,8 +18,10 @@ import os
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
@@ -88,6 +90,22 @@ class FileWeights:
             value.const_value = stub
             self._joined[self._end] = rows
             self._end += rows.length
+
+    def give_joined(self, model: ir.Model) -> None:
+        """Give the joined weights of a model that was read from its message their content, read when it is asked for:
+        what `keep_joined` left in their place says where they would lie in the file, which does not hold them."""
+        for value in model.graph.initializers.values():
+            tensor = value.const_value
+            if not isinstance(tensor, ir.ExternalTensor) or os.fspath(tensor.location) != self.location:
+                continue
+            if (tensor.offset or 0) in self._joined:
+                content = partial(self._joined_tensor, tensor)
+                value.const_value = ir.LazyTensor(content, tensor.dtype, tensor.shape, name=tensor.name)
+
+    def _joined_tensor(self, stub: ir.ExternalTensor) -> ir.TensorProtocol:
+        content = b"".join(self.chunks(stub.offset or 0, stub.nbytes))
+        array = np.frombuffer(content, stub.dtype.numpy().newbyteorder("<")).reshape(stub.shape.numpy())
+        return ir.Tensor(array, dtype=stub.dtype)
 
     def is_of_other_files(self, tensor: onnx.TensorProto) -> bool:
         """Is this a joined weight with parts in other files than the model's?"""

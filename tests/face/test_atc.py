@@ -507,6 +507,23 @@ def test_the_model_of_the_folder_computes_what_the_original_does(name: str, tmp_
         np.testing.assert_allclose(left, right, atol=1e-5 * np.abs(right).max(), rtol=0)  # float32, a few layers
 
 
+@pytest.mark.parametrize("limit", [0, 1 << 29])
+def test_joined_weights_of_files(limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that are joined are read from the file where their parts are, be they written inline or to files."""
+    monkeypatch.setattr(route_air, "write", functools.partial(write, inline_limit=limit))
+    inside, beside = EXAMPLES / "bert.onnx", tmp_path / "model.onnx"
+    onnx.save(onnx.load(inside), beside, save_as_external_data=True, location="weights", size_threshold=1024)
+    consts = []
+    for name, path in (("inside", inside), ("beside", beside)):
+        shapes = {"input_ids": (1, 16), "attention_mask": (1, 16)}
+        report = fa_compiler.compile_for_atc(path, tmp_path / name, "Ascend910B2", input_shape=shapes)
+        assert any(line.op == "MatMul" for line in report.around)
+        assert check_air(tmp_path / name / "model.air") == []
+        graph = read(tmp_path / name / "model.air").root
+        consts.append({op.name: op.attrs["value"].value.load() for op in graph.of_type("Const")})
+    assert consts[0] == consts[1]
+
+
 def test_large_weights_are_files_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a limit of no bytes in place of 512 MiB; the model's own weights lie beside it."""
     table = np.arange(4096 * 4, dtype=np.float32).reshape(4096, 4)
