@@ -33,6 +33,11 @@ STARTUP = "_fa_compiler_startup"
 """The name of `everywhere/startup.py` where Python imported it at its start. It then calls `Sessions.make` itself."""
 
 _UNASKED = "a plan answered, or the provider leaves the graph alone"
+_ALONE = "a plan says that nothing is fused, or the provider leaves the graph alone"
+
+_RECORD = "session.record_ep_graph_assignment_info"
+"""The option with which newer releases of ONNX Runtime tell which provider has taken which nodes."""
+_NOT_TOLD: tuple[type[Exception], ...] = (AttributeError, *ORT_ERRORS)
 
 _LOGGER = logging.getLogger("fa_compiler")
 
@@ -42,13 +47,20 @@ class Made:
     """What became of one session: `without` says why it runs without the provider.
 
     Otherwise there is the report of the matcher, or the reason why the matcher or the library failed. There is neither
-    if a plan answered, or if the provider leaves such a graph alone.
+    if a plan answered, or if the provider leaves such a graph alone. `has_nodes` then says whether the provider has
+    taken nodes, if ONNX Runtime tells it.
     """
 
     name: str
     without: str | None = None
     report: Report | None = None
     failure: str | None = None
+    has_nodes: bool | None = None
+
+    @property
+    def is_planned(self) -> bool:
+        """Did a plan fuse the attention?"""
+        return self.is_unasked and self.has_nodes is True
 
     @property
     def is_unasked(self) -> bool:
@@ -155,6 +167,7 @@ class Sessions:
         made.without = None if has_provider else other or "ONNX Runtime made it again without it"
         made.report = heard.reports[-1] if has_provider and heard.reports else None
         made.failure = heard.failures[-1] if has_provider and heard.failures and made.report is None else None
+        made.has_nodes = _has_nodes(session) if made.is_unasked else None
 
     def _other(
         self, options: ort.SessionOptions, providers: Sequence[Any] | None, arguments: Mapping[str, Any]
@@ -184,6 +197,8 @@ class Sessions:
             if all(made.without != reason for made in self.made):
                 _LOGGER.warning("sessions run without fused attention: %s", reason)
             return reason
+        if self._reporting:
+            _record(options)
         self._extended.add(options)
         return None
 
@@ -239,6 +254,22 @@ def _names(providers: Sequence[Any] | None) -> list[str]:
     return [each if isinstance(each, str) else each[0] for each in providers or ()]
 
 
+def _record(options: ort.SessionOptions) -> None:
+    """Let ONNX Runtime remember which provider takes which nodes."""
+    try:
+        options.get_session_config_entry(_RECORD)  # it warns where an entry is set once more
+    except ORT_ERRORS:
+        options.add_session_config_entry(_RECORD, "1")
+
+
+def _has_nodes(session: ort.InferenceSession) -> bool | None:
+    """Has the provider taken nodes of the session? None where ONNX Runtime does not tell."""
+    try:
+        return any(part.ep_name == provider.PROVIDER for part in session.get_provider_graph_assignment_info())
+    except _NOT_TOLD:
+        return None
+
+
 def _warn_of_missing(providers: Sequence[Any] | None) -> None:
     """Warn of providers that are not there, as ONNX Runtime does where it is given the list."""
     available = ort.get_available_providers()
@@ -271,9 +302,14 @@ def _others(sessions: Iterable[Made]) -> list[str]:
         "declined": [block.code.value for block in blocks if block.status == "declined" and block.code is not None],
         "not fused": [made.failure for made in sessions if made.failure is not None],
         "without the provider": [made.without for made in sessions if made.without is not None],
-        "the matcher was not asked": [_UNASKED for made in sessions if made.is_unasked],
+        "the matcher was not asked": [
+            _UNASKED if made.has_nodes is None else _ALONE
+            for made in sessions
+            if made.is_unasked and not made.is_planned
+        ],
     }
-    return [f"{what}: {', '.join(_listed(Counter(why)))}" for what, why in reasons.items() if why]
+    planned = _listed(Counter("fused by a plan" for made in sessions if made.is_planned))
+    return planned + [f"{what}: {', '.join(_listed(Counter(why)))}" for what, why in reasons.items() if why]
 
 
 @functools.cache

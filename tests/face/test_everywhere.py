@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import onnxruntime as ort
 import pytest
 
 from tests.startup import as_installed, beside_the_package
@@ -207,6 +208,12 @@ for sessions in (1, 0):
     assert run(program, folder, FA_COMPILER_PROVIDER="report") == ([FUSED], ONE + ONE + summary + summary)
 
 
+TELLING = "get_provider_graph_assignment_info"
+"""The method by which newer releases of ONNX Runtime tell which provider has taken which nodes."""
+UNASKED = "the matcher was not asked: a plan answered, or the provider leaves the graph alone"
+PLANNED = "fused by a plan" if hasattr(ort.InferenceSession, TELLING) else UNASKED
+ALONE = "the matcher was not asked: a plan says that nothing is fused, or the provider leaves the graph alone"
+LEFT_ALONE = ALONE if hasattr(ort.InferenceSession, TELLING) else UNASKED
 COUNTED = {
     "the script adds the device": (
         "options.add_provider_for_devices(fa_compiler.register_provider(), {}); make()",
@@ -247,10 +254,21 @@ COUNTED = {
     "a plan": (
         "fa_compiler.plan('attention.onnx', 'attention.plan')\n"
         "options.add_session_config_entry('ep.facompilerexecutionprovider.plan', 'attention.plan'); make()",
-        [
-            "attention.onnx: the matcher was not asked: a plan answered, or the provider leaves the graph alone",
-            "1 session; the matcher was not asked: a plan answered, or the provider leaves the graph alone",
-        ],
+        [f"attention.onnx: {PLANNED}", f"1 session; {PLANNED}"],
+    ),
+    "a plan without attention": (
+        "import onnx.parser\n"
+        "text = '<ir_version: 9, opset_import: [\"\" : 17]> g (float[2] x) => (float[2] y) { y = Relu(x) }'\n"
+        "onnx.save(onnx.parser.parse_model(text), 'relu.onnx'); fa_compiler.plan('relu.onnx', 'relu.plan')\n"
+        "options.add_session_config_entry('ep.facompilerexecutionprovider.plan', 'relu.plan'); make('relu.onnx')",
+        [f"relu.onnx: {LEFT_ALONE}", f"1 session; {LEFT_ALONE}"],
+    ),
+    "a plan in a release that does not tell who has taken nodes": (
+        "fa_compiler.plan('attention.onnx', 'attention.plan')\n"
+        "from onnxruntime.capi.onnxruntime_inference_collection import Session\n"
+        f"if hasattr(Session, {TELLING!r}): delattr(Session, {TELLING!r})\n"
+        "options.add_session_config_entry('ep.facompilerexecutionprovider.plan', 'attention.plan'); make()",
+        [f"attention.onnx: {UNASKED}", f"1 session; {UNASKED}"],
     ),
 }
 
