@@ -32,6 +32,10 @@ among those that newer releases of ONNX Runtime call available."""
 STARTUP = "_fa_compiler_startup"
 """The name of `everywhere/startup.py` where Python imported it at its start. It then calls `Sessions.make` itself."""
 
+_DECLINED, _FAILED, _WITHOUT = "declined", "not fused", "without the provider"
+_NOT_ASKED = "the matcher was not asked"
+"""The headings of what was not fused, in their order in a line."""
+
 _UNASKED = "a plan answered, or the provider leaves the graph alone"
 _ALONE = "a plan says that nothing is fused, or the provider leaves the graph alone"
 
@@ -48,7 +52,7 @@ class Made:
 
     Otherwise there is the report of the matcher, or the reason why the matcher or the library failed. There is neither
     if a plan answered, or if the provider leaves such a graph alone. `has_nodes` then says whether the provider has
-    taken nodes, if ONNX Runtime tells it.
+    taken nodes, if ONNX Runtime told it.
     """
 
     name: str
@@ -58,14 +62,21 @@ class Made:
     has_nodes: bool | None = None
 
     @property
-    def is_planned(self) -> bool:
-        """Did a plan fuse the attention?"""
-        return self.is_unasked and self.has_nodes is True
+    def why(self) -> tuple[str, str] | None:
+        """Why nothing was fused, under a heading; None where the matcher or a plan answered."""
+        if self.without is not None:
+            return _WITHOUT, self.without
+        if self.failure is not None:
+            return _FAILED, self.failure
+        if self.report is not None or self.is_planned:
+            return None
+        return _NOT_ASKED, _UNASKED if self.has_nodes is None else _ALONE
 
     @property
-    def is_unasked(self) -> bool:
-        """Is it not known what became of the attention?"""
-        return self.without is None and self.failure is None and self.report is None
+    def is_planned(self) -> bool:
+        """Did a plan fuse the attention?"""
+        is_unasked = self.without is None and self.failure is None and self.report is None
+        return is_unasked and self.has_nodes is True
 
     def __str__(self) -> str:
         """The line for the user."""
@@ -167,7 +178,7 @@ class Sessions:
         made.without = None if has_provider else other or "ONNX Runtime made it again without it"
         made.report = heard.reports[-1] if has_provider and heard.reports else None
         made.failure = heard.failures[-1] if has_provider and heard.failures and made.report is None else None
-        made.has_nodes = _has_nodes(session) if made.is_unasked else None
+        made.has_nodes = _has_nodes(session)
 
     def _other(
         self, options: ort.SessionOptions, providers: Sequence[Any] | None, arguments: Mapping[str, Any]
@@ -263,7 +274,7 @@ def _record(options: ort.SessionOptions) -> None:
 
 
 def _has_nodes(session: ort.InferenceSession) -> bool | None:
-    """Has the provider taken nodes of the session? None where ONNX Runtime does not tell."""
+    """Has the provider taken nodes of the session? None where ONNX Runtime does not tell, as nobody asked it to."""
     try:
         return any(part.ep_name == provider.PROVIDER for part in session.get_provider_graph_assignment_info())
     except _NOT_TOLD:
@@ -297,17 +308,12 @@ def _fused(reports: Iterable[Report]) -> str:
 def _others(sessions: Iterable[Made]) -> list[str]:
     """What was not fused in these sessions, and why."""
     sessions = list(sessions)
-    blocks = (block for made in sessions if made.report is not None for block in made.report.blocks)
-    reasons = {
-        "declined": [block.code.value for block in blocks if block.status == "declined" and block.code is not None],
-        "not fused": [made.failure for made in sessions if made.failure is not None],
-        "without the provider": [made.without for made in sessions if made.without is not None],
-        "the matcher was not asked": [
-            _UNASKED if made.has_nodes is None else _ALONE
-            for made in sessions
-            if made.is_unasked and not made.is_planned
-        ],
-    }
+    blocks = [block for made in sessions if made.report is not None for block in made.report.blocks]
+    codes = [block.code for block in blocks if block.status == "declined"]
+    reasons: dict[str, list[str]] = {what: [] for what in (_DECLINED, _FAILED, _WITHOUT, _NOT_ASKED)}
+    reasons[_DECLINED] += [code.value for code in codes if code is not None]
+    for what, reason in filter(None, (made.why for made in sessions)):
+        reasons[what].append(reason)
     planned = _listed(Counter("fused by a plan" for made in sessions if made.is_planned))
     return planned + [f"{what}: {', '.join(_listed(Counter(why)))}" for what, why in reasons.items() if why]
 
