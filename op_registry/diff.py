@@ -118,7 +118,9 @@ def diff_op(ours: OpSpec, theirs: OpSpec, where: str = "") -> list[Difference]:
     other = next((v for v in variants(ours.name) if _same(v, theirs)), None) if found else None
     if other is not None:
         release_text = f" (from CANN {other.cann})" if other.cann else ""
-        sentence = f"the header is our variant {other.variant}{release_text}: compare with --cann {other.variant}"
+        stated = other.cann is not None and get(ours.name, other.cann) == other
+        asked = other.cann if stated else other.variant
+        sentence = f"the header is our variant {other.variant}{release_text}: compare with --cann {asked}"
         found.insert(0, difference(Change.OTHER_VARIANT, "", ours.variant, other.variant, sentence, False))
     return found
 

@@ -51,7 +51,9 @@ def diff(args: argparse.Namespace) -> int:
         if not entry.serious:
             print(printable(f"note: {entry}"))
     if serious:
-        print(f"{len(serious)} differences: this CANN may refuse or misread the nodes that are written for it")
+        what = "1 difference" if len(serious) == 1 else f"{len(serious)} differences"
+        advice = "; name its version by --cann, here and to atc" if args.cann is None else ""
+        print(f"{what}: this CANN may refuse or misread the nodes that are written for it{advice}")
         return DIFFERENT
     print("the headers accept the nodes that are written")
     return OK

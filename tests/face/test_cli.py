@@ -783,6 +783,7 @@ def test_registry_diff(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
     text = capfd.readouterr().out
     assert "FlashAttentionScoreGrad: no header declares it" in text
     assert f"{header}:" not in text
+    assert text.endswith(" that are written for it; name its version by --cann, here and to atc\n")
     for name in fa_compiler.op_registry.names():
         assert main(["registry", "show", name]) == 0
     header.write_text(capfd.readouterr().out)

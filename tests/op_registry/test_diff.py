@@ -190,7 +190,7 @@ def test_a_header_that_is_another_variant_is_recognised() -> None:
     found = compare(ATTENTION)
     assert found[0].change is Change.OTHER_VARIANT
     assert not found[0].serious
-    assert "--cann seed_v2_cann8" in found[0].sentence
+    assert "compare with --cann 8.0" in found[0].sentence
     assert {d.change for d in found[1:]} == {Change.MISSING_INPUT, Change.MISSING_ATTR, Change.INPUT_TYPES}
 
 
