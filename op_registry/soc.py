@@ -65,19 +65,31 @@ def soc_version(name: str) -> SocVersion:
 
 def _hint(name: str) -> str:
     known = soc_versions()
-    lower = name.lower()
-    spelled = next((other for other in known if other.lower() in (lower, f"ascend{lower}")), None)
+    letters = _letters(name)
+    spelled = next((other for other in known if _letters(other) in (letters, f"ascend{letters}")), None)
     if spelled:
         return f", did you mean {spelled!r}?"
     family = next((entry for entry in PRODUCTS if re.fullmatch(entry.pattern, name)), None)
-    similar = _members(family) if family else [other for other in known if other.lower().startswith(lower)]
+    similar = _members(family) if family else [other for other in known if _is_part(letters, _letters(other))]
+    if len(similar) == 1:
+        return f", did you mean {similar[0]!r}?"
     if 0 < len(similar) <= FEW:
         return f"; {'known are' if family is None else f'those of {family.name} are'} {', '.join(similar)}"
-    close = suggestion(name, known)
+    close = suggestion(name, known) if not similar else ""
     if "did you mean" in close:
         return close
     families = ", ".join(entry.name for entry in PRODUCTS)
     return f"; give a family to see those of it: {families}"
+
+
+def _letters(name: str) -> str:
+    """The letters and digits of a name, without what people write between them."""
+    return re.sub(r"[^0-9a-z]", "", name.lower())
+
+
+def _is_part(letters: str, name: str) -> bool:
+    """Does a name begin or end so, with its "ascend" or without?"""
+    return letters != "" and (name.startswith((letters, f"ascend{letters}")) or name.endswith(letters))
 
 
 def _members(family: Product) -> list[str]:
