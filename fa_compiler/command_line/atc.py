@@ -14,6 +14,7 @@ from fa_compiler.command_line.options import given
 from fa_compiler.command_line.render import print_lines, print_report, print_table
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.diagnostic import AirError, FileDiagnostic, Severity
+from fa_compiler.model_files.destination import is_special
 from fa_compiler.model_files.writing import staging, write
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.soc import soc_version
@@ -109,7 +110,8 @@ def single_op(args: argparse.Namespace) -> int:
     with staging() as stage:
         write(stage.reserve(args.output), [text.encode()], args.output)
         stage.commit()
-    words = command(str(args.output), str(args.output.with_suffix("")), soc or "SOC_VERSION")
+    named = Path(f"{args.op}.json") if is_special(args.output) else args.output  # a stream is no file to read again
+    words = command(str(named), str(named.with_suffix("")), soc or "SOC_VERSION")
     print(printable(f"wrote {args.output}; compile it with: {shlex.join(words)}"))
     return OK
 

@@ -119,7 +119,8 @@ def plan(args: argparse.Namespace) -> int:
         print_report(report, args.explain)
         print(wrote(args.output))
         if report.count("fused"):
-            print(f"next: start the program with FA_COMPILER_PLAN={printable(shell.command([str(args.output)]))}")
+            named = Path("model.plan") if is_special(args.output) else args.output  # a stream is no file to read again
+            print(f"next: start the program with FA_COMPILER_PLAN={printable(shell.command([str(named)]))}")
             print("The program has to load the library as execution provider; `fa-compiler docs provider` shows how.")
         else:
             print("The plan says that nothing is fused: sessions that use it run the model as it is.")

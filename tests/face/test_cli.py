@@ -634,6 +634,17 @@ def test_output_to_a_pipe(tmp_path: Path) -> None:
 
 
 @DEVICES
+def test_what_is_done_next_names_no_stream(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    for words, told in (
+        (["plan", str(path)], "next: start the program with FA_COMPILER_PLAN=model.plan\n"),
+        (["single-op", "Relu", "--input", "x=4:float"], "compile it with: atc --singleop=Relu.json --output=Relu "),
+    ):
+        assert main([*words, "-o", "/dev/null"]) == 0
+        assert told in capsys.readouterr().out
+
+
+@DEVICES
 @pytest.mark.parametrize(("mode", "name"), [("pipe", "/dev/stdout"), ("wb", "/proc/self/fd/1"), ("ab", "/dev/fd/1")])
 def test_output_to_standard_output(mode: str, name: str, tmp_path: Path) -> None:
     """The file alone is there, the text is on standard error, and a file that is appended to keeps what it held."""
