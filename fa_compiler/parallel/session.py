@@ -74,6 +74,7 @@ class ShardedSession:
         self._outputs = [output.name for output in proto.graph.output]
         infos = (*proto.graph.input, *proto.graph.output)
         self._declared = {info.name: info.type.tensor_type for info in infos}
+        self._inputs = {info.name for info in proto.graph.input}
         self._plan = plan_of(proto, self.name)
         domains = {opset.domain for opset in proto.opset_import}
         folder = path.absolute().parent
@@ -114,12 +115,21 @@ class ShardedSession:
             InputError: the inputs do not fit the model, or ONNX Runtime fails.
             RankError: another rank failed or does not answer.
         """
-        parts, rank = self.parts(shapes_of(inputs)), self.communicator.rank
+        arrays = self._arrays(inputs)
+        parts, rank = self.parts(shapes_of(arrays)), self.communicator.rank
         own = {
             name: array if (axis := self.record.inputs.get(name)) is None else parts.own(array, axis, rank)
-            for name, array in inputs.items()
+            for name, array in arrays.items()
         }
         return self.run_part(own, parts)
+
+    def _arrays(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """The inputs as arrays. Raises InputError for a name that the model does not have."""
+        unknown = [name for name in inputs if name not in self._inputs]
+        if unknown:
+            known = ", ".join(sorted(self.record.inputs))
+            raise InputError(f"{self.name} takes no input '{unknown[0]}' (it takes {known})")
+        return {name: np.asarray(array) for name, array in inputs.items()}
 
     def run_part(self, inputs: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
         """`run`, for a rank that has its own part of the inputs."""
@@ -196,7 +206,7 @@ class ShardedSession:
         `inputs` are all inputs but the caches. Raises as `run`.
         """
         parts = self.parts_of_caches(caches)
-        own = {**inputs, **caches.arrays}
+        own = {**self._arrays(inputs), **caches.arrays}
         missing = [name for name in self.record.inputs if name not in own]
         if missing:
             raise InputError(f"{self.name} takes the input '{missing[0]}', which is missing")

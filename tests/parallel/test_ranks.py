@@ -200,6 +200,15 @@ def test_another_number_of_ranks() -> None:
         ShardedSession(sharded("llama", 1).path).run({"input_ids": np.ones((1, 4), np.int64)})
 
 
+def test_inputs_are_those_of_the_model() -> None:
+    session, feeds = ShardedSession(sharded("llama", 1).path), text("llama", 4)
+    with pytest.raises(InputError, match=r"takes no input 'mask' \(it takes attention_mask, input_ids\)"):
+        session.run({**feeds, "mask": 1})
+    lists = {name: array.tolist() for name, array in feeds.items()}
+    for name, array in session.run(feeds).items():
+        np.testing.assert_array_equal(session.run(lists)[name], array)
+
+
 def test_a_model_of_one_rank_needs_no_mpi(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     feeds = text("llama", 14)
     path, x, y = sharded("llama", 1).path, inputs(tmp_path, feeds), tmp_path / "y.npz"
