@@ -6,6 +6,7 @@ unknown is assumed to be right, and so is the content of a tensor that is not co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -71,6 +72,8 @@ class Rules:
         if number in self.table or name in {rule.name for rule in self.table.values()}:
             raise ValueError(f"{self.prefix}.{number} ({name}): the number or the name is taken")
         text = text or _demand(check)
+        if not text and sys.flags.optimize > 1:
+            text = f"{name}."  # python -OO keeps no docstrings
         if not text:
             raise ValueError(f"{self.prefix}.{number} ({name}): nothing says what it demands")
         self.table[number] = NamedRule(name, check, text)

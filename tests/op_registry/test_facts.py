@@ -215,3 +215,10 @@ def test_the_registry_stays_light() -> None:
     code = f"import sys, fa_compiler.op_registry; print([m for m in {heavy.split()} if m in sys.modules])"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_python_without_docstrings() -> None:
+    """`python -OO` keeps none, and images of containers may set PYTHONOPTIMIZE=2. A rule then has its name only."""
+    program = "from fa_compiler.op_registry.documentation import constraints; print(*constraints('RmsNorm')[0])"
+    done = subprocess.run([sys.executable, "-OO", "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("RN.1 types.", "")
