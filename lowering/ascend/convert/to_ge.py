@@ -20,6 +20,7 @@ from fa_compiler.lowering.ascend.convert.forward.onnx_call import type_of
 from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes, hcom
+from fa_compiler.passes.attention_ops.names import is_attention_op
 from fa_compiler.passes.ir.nodes import opset, subgraphs
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -349,6 +350,9 @@ def _unknown(node: ir.Node) -> CannotMapError:
         return CannotMapError("loops are not converted", "unroll it when exporting")
     if any(attr.type == ir.AttributeType.GRAPH for attr in node.attributes.values()):
         return CannotMapError("it holds a graph of its own", _WRITE_OUT)
+    if is_attention_op(node):
+        reason = "attention that was not fused (`fa-compiler inspect --target ascend` says why)"
+        return CannotMapError(reason, "export with attention in plain operators")
     return CannotMapError("no GE operator computes this", _WRITE_OUT)
 
 

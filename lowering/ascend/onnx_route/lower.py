@@ -35,6 +35,7 @@ from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
 from fa_compiler.passes.answer.options import NEWEST_OPSET
+from fa_compiler.passes.attention_ops.names import is_attention_op
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, remember_versions
 from fa_compiler.passes.ir.surgery import restore_order, sweep
@@ -304,7 +305,7 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
 
 def _unknown(domain: str, node: ir.Node) -> str:
     op_type = node.op_type
-    if not domain and op_type in ("Attention", "FlexAttention"):
+    if domain not in (DOMAIN, "npu") and is_attention_op(node):
         return (
             "attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser does not "
             "know the operator; export with attention in plain operators"

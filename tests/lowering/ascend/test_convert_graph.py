@@ -178,6 +178,12 @@ def test_all_nodes_without_a_counterpart_are_named_at_once() -> None:
     assert "MatMul 'third': MatMulV2 of GE does not take double as x1; it takes float" in message
 
 
+def test_attention_that_was_not_fused_is_refused() -> None:
+    text = "g (float[1,4,8] x) => (float[1,4,8] y) { [att] y = com.microsoft.MultiHeadAttention<num_heads=2>(x, x, x) }"
+    with pytest.raises(UnmappedError, match="MultiHeadAttention 'att': attention that was not fused .*; export with"):
+        convert(text)
+
+
 def test_a_loop_is_refused() -> None:
     text = """g (int64 n, bool c, float[2] a) => (float[2] y) {
       [turns] y = Loop(n, c, a) <body = b (int64 i, bool d, float[2] s) => (bool e, float[2] u)

@@ -161,6 +161,11 @@ def test_a_function_named_like_an_operator_of_onnx_runtime_is_not_inlined() -> N
 
 
 REFUSED: dict[str, tuple[int, str, str]] = {
+    "attention of ONNX Runtime": (
+        17,
+        "g(float[1,2,12] x) => (float[] y) { y = com.microsoft.MultiHeadAttention<num_heads=2>(x, x, x) }",
+        "attention that was not fused",
+    ),
     "attention": (23, "g(float[1,2,3,4] x) => (float[] y) { y = Attention(x, x, x) }", "attention that was not fused"),
     "quantisation": (21, f"g({X}, float s) => (uint8[] y) {{ y = QuantizeLinear(x, s) }}", "quantisation"),
     "no inputs": (17, "g() => (float[] y) { y = Constant<value_float = 1.0>() }", "no inputs"),
