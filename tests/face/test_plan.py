@@ -184,6 +184,16 @@ def test_plans_that_do_not_fit(host: Host, paths: tuple[Path, Path], tmp_path: P
         assert told.output == without.output
 
 
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="the user may list every folder")
+def test_a_folder_that_may_not_be_listed(host: Host, paths: tuple[Path, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "closed"
+    folder.mkdir(mode=0)
+    without, refused = host(paths[0], "without", folder)
+    (line,) = refused.warnings
+    assert line.startswith(f"the folder {folder} with plans cannot be read: ")
+    assert not refused.is_fused and refused.output == without.output
+
+
 def test_another_level(host: Host, tmp_path: Path) -> None:
     """Without optimisations a session shows another graph: this one has a node less after them."""
     model = attention()

@@ -133,12 +133,15 @@ std::string content_of(const fs::path& path) {
   return content;
 }
 
-// The plans of a folder, in the order of their names.
+// The plans of a folder, in the order of their names. Throws an Error if it cannot be listed.
 std::vector<fs::path> plans_in(const fs::path& place) {
   std::vector<fs::path> files;
-  for (const auto& entry : fs::directory_iterator(place)) {
-    if (entry.path().extension() == kSuffix) files.push_back(entry.path());
+  std::error_code failure;
+  fs::directory_iterator entry(place, failure);
+  for (; !failure && entry != fs::directory_iterator(); entry.increment(failure)) {
+    if (entry->path().extension() == kSuffix) files.push_back(entry->path());
   }
+  if (failure) throw Error{ort::ErrorCode::fail, failure.message()};
   std::sort(files.begin(), files.end());
   return files;
 }
@@ -170,7 +173,14 @@ std::optional<Answer> Plans::answer(const GraphModel& graph,
   const fs::path place = path_of(place_);
   std::error_code none;
   const bool is_folder = fs::is_directory(place, none);
-  for (const fs::path& file : is_folder ? plans_in(place) : std::vector{place}) {
+  std::vector<fs::path> files{place};
+  try {
+    if (is_folder) files = plans_in(place);
+  } catch (const Error& error) {
+    refused("the folder " + place_ + " with plans cannot be read: " + error.text);
+    return std::nullopt;
+  }
+  for (const fs::path& file : files) {
     try {
       const std::string content = content_of(file);
       const Plan plan = plan_of(content);
