@@ -19,6 +19,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     int_attr,
     is_op,
+    outputs_of,
     subgraphs,
     values_read,
     without_none,
@@ -80,6 +81,10 @@ class Evaluation:
     """The names of `sizes` that shapes depended on."""
     elements: dict[ir.Node, int] = field(default_factory=dict)
     """The number of elements of the largest tensor that each node made."""
+    firsts: dict[ir.Value, frozenset[int]] = field(default_factory=dict)
+    """The integers of the bodies of loops in the first iteration, where they are others in the second one."""
+    begun: dict[ir.Graph, dict[ir.Value, np.ndarray]] = field(default_factory=dict)
+    """The integers of each body in its first iteration."""
 
     def tensor(self, value: ir.Value) -> Tensor:
         """The numbers of a value."""
@@ -208,6 +213,25 @@ class Evaluation:
                 self.known[output] = result
         return [self._get(value) for value in graph.outputs]
 
+    def _integers(self, graph: ir.Graph) -> dict[ir.Value, np.ndarray]:
+        """The integers that a body has in this iteration, and that are the same in every run."""
+        values = [*graph.inputs, *outputs_of(graph.all_nodes())]
+        known = {value: tensor for value in values if isinstance(tensor := self.known.get(value), Tensor)}
+        arrays = {value: tensor.exact for value, tensor in known.items()}
+        return {value: array for value, array in arrays.items() if array is not None and array.dtype.kind in "iu"}
+
+    def _note_first(self, graph: ir.Graph, step: int) -> None:
+        """Note the integers of a body in the first iteration that are others in the second one."""
+        if self.meetings is None or step > 1:
+            return
+        arrays = self._integers(graph)
+        before = self.begun.get(graph, arrays)
+        self.begun[graph] = arrays
+        for value, array in arrays.items() if step else ():
+            first = before.get(value, array)
+            if first.shape == array.shape and (differs := first != array).any():
+                self.firsts[value] = self.firsts.get(value, frozenset()) | {*map(int, first[differs].flat)}
+
     def _number(self, value: ir.Value | None, default: int) -> int:
         """An integer or truth value that is the same in every run with these sizes."""
         if value is None:
@@ -234,6 +258,7 @@ class Evaluation:
             given = [exact(np.array(step)), exact(np.array(bool(condition))), *states]
             carried.append(states)
             results = self._body(body, given)
+            self._note_first(body, step)
             condition = self._number(body.outputs[0], 1)
             states = results[1 : 1 + len(states)]
             made.append(results[1 + len(states) :])
@@ -257,8 +282,9 @@ class Evaluation:
             raise FailedError("a Scan of inputs of other lengths")
         made: list[Sequence[Sequenced]] = []
         carried: list[Sequence[Sequenced]] = [states]
-        for slices in zip(*rows, strict=True):
+        for step, slices in enumerate(zip(*rows, strict=True)):
             results = self._body(body, [*states, *slices])
+            self._note_first(body, step)
             states = results[: len(states)]
             carried.append(states)
             made.append(results[len(states) :])

@@ -8,8 +8,8 @@ What is looked at, and what follows from it:
           one in which the operands were found
     3     the numbers again, and what is made of two or three of them: there a comparison, a Slice or the like may
           change what the graph computes. So may the lengths at which what is computed of a length turns (walk.py).
-          Each is looked at with its neighbours. Where there are any, `DISTANT` lengths are looked at, too: most
-          changes last
+          Each is looked at with its neighbours (`AROUND`). Where there are any, `DISTANT` lengths are looked at, too:
+          most changes last
     4     between two such lengths that are right, all are right: the operators of the region treat them alike, but for
           what passes one of the numbers
     5     where only the multiples of a number are right, and all of these that were looked at, all multiples are
@@ -36,7 +36,10 @@ from enum import Enum
 from fa_compiler.passes.linear.meetings import Numbers
 
 SMALL = (1, 2, 3, 5)
-DISTANT = (101, 401, 1001)
+DISTANT = (64, 101, 401, 1001)
+"""The first one is the longest of which all iterations of a loop are run."""
+AROUND = (-1, 0, 1, 2)
+"""A place is one less than the number of tokens, and may be compared by > or by >=."""
 MOST_PROBES = 300
 BEYOND = 2
 METADATA = "fa_compiler.lengths"
@@ -115,9 +118,9 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
         met = numbers()
         if met.is_unclear:
             return None
-        neighbours = {edge + step for edge in met.edges for step in (-1, 0, 1)}  # 3: of each number
+        neighbours = {edge + step for edge in met.edges for step in AROUND}  # 3: of each number
         wanted = _of_chunks(met.chunks, found) | neighbours | {*(DISTANT if neighbours else ())}
-    unknown = [edge for edge in met.edges if Verdict.UNKNOWN in (verdicts.get(edge + step) for step in (-1, 0, 1))]
+    unknown = [edge for edge in met.edges if Verdict.UNKNOWN in (verdicts.get(edge + step) for step in AROUND)]
     if not met.tables.isdisjoint(unknown):
         return None
     return _lengths(verdicts, found, met.chunks, min(unknown, default=None))

@@ -26,7 +26,7 @@ from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import SMALL, Lengths, Verdict, right_lengths
-from fa_compiler.passes.linear.meetings import LEAST, Meetings, Numbers, names_of
+from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, Meetings, Numbers, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
@@ -303,10 +303,10 @@ class Prover:
     def _numbers(self, looks: _Looks, walk: Walk, names: Sequence[str] = ()) -> Numbers:
         """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
         a small number is not followed."""
-        found, members = looks.meetings.numbers(names), self.region.members
+        found, members, firsts = looks.meetings.numbers(names), self.region.members, looks.firsts
         turns = walk.turns if walk.followed >= {*looks.meetings.small(members)} else None
-        is_unclear = found.is_unclear or turns is None or looks.meetings.hides(members)
-        return replace(found, turns=turns or set(), is_unclear=is_unclear)
+        is_unclear = found.is_unclear or turns is None or firsts is None or looks.meetings.hides(members)
+        return replace(found, turns=turns or set(), added=found.added | (firsts or set()), is_unclear=is_unclear)
 
     def _is_even(
         self, looks: _Looks, names: Sequence[str], sizes: Mapping[str, int], looked_at: Collection[int]
@@ -347,6 +347,21 @@ class _Looks:
     """The number of elements of the largest tensor that each node made, by the length."""
     names: set[str] = field(default_factory=set)
     """The names of sizes on which something depended."""
+    begun: dict[ir.Value, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
+    """The integers that differ from iteration to iteration of a loop: the first ones, each with the length."""
+
+    @property
+    def firsts(self) -> set[int] | None:
+        """What the integers of loops begin with, but for the length; None where they begin with something else at each
+        length."""
+        found = set[int]()
+        for seen in self.begun.values():
+            forms = [{frozenset(each - part * length for each in own) for length, own in seen} for part in (0, 1)]
+            form = next((form for form in forms if len(form) == 1), None)
+            if form is None:
+                return None
+            found.update(abs(each) for own in form for each in own)
+        return {number for number in found if 0 < number < ENDLESS}
 
     def next(self, length: int) -> Verdict:
         """What the region computes at the next length."""
@@ -393,6 +408,8 @@ class _Looks:
             point = self.prover._point(length, number, self.most, self.meetings, apart)
             self.elements[length] = point.elements
             self.names |= point.names
+            for value, firsts in point.firsts.items():
+                self.begun.setdefault(value, set()).add((length, firsts))
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
                 return Verdict.FAILS

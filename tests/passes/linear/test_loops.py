@@ -1,0 +1,95 @@
+"""Loops whose bodies compute something else from an iteration on: they are left, or refuse the lengths of which not all
+iterations are run in the proof."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from tests.passes.running import assert_same, feeds_of, fused, parse, refused, run
+
+INPUTS = "float[2,4,6] s0, float[T,2,4] q, float[T,2,4] k, float[T,2,6] v"
+OUTPUTS = "float[T,2,6] y, float[2,4,6] s1"
+TOLERANCE = 1e-4
+"""float32 sums over up to 80 tokens, in another order, without a decay."""
+
+
+@dataclass(frozen=True)
+class Body:
+    """A Loop over the tokens: the operand q is read at `place`, and the output is twice as large where `truth` holds.
+    `counted` counts from `start` on."""
+
+    nodes: str
+    place: str = "i"
+    truth: str = "on"
+    start: int = 0
+    right: int = 0
+    """The number of tokens that the fused model takes; 0 where it is left."""
+
+    def text(self) -> str:
+        """The nodes of the model."""
+        return (
+            "n = Shape<start=0,end=1>(q) zero1 = Constant<value_ints=[0]>() trips = Squeeze(n, zero1) "
+            f"start = Constant<value_int={self.start}>() "
+            "s1, last, y = Loop(trips, , s0, start) <body = body (int64 i, bool go, float[2,4,6] s, int64 counted) => "
+            "(bool on, float[2,4,6] sn, int64 next, float[2,6] o) { on = Identity(go) one = Constant<value_int=1>() "
+            f"next = Add(counted, one) {self.nodes} a1 = Constant<value_ints=[1]>() a2 = Constant<value_ints=[2]>() "
+            f"qi = Gather(q, {self.place}) ki = Gather(k, i) vi = Gather(v, i) kc = Unsqueeze(ki, a2) "
+            "vr = Unsqueeze(vi, a1) u = MatMul(kc, vr) sn = Add(s, u) qr = Unsqueeze(qi, a1) o0 = MatMul(qr, sn) "
+            f"o1 = Squeeze(o0, a1) o2 = Add(o1, o1) o = Where({self.truth}, o1, o2) }}>"
+        )
+
+
+def limit(number: int, comparison: str, value: str = "i") -> str:
+    return f"e = Constant<value_int={number}>() b = {comparison}({value}, e) c = Not(b) "
+
+
+def chain(count: int, number: int) -> str:
+    """So many differences one after the other."""
+    steps = "".join(f"x{place + 1} = Sub(x{place}, w) " for place in range(count))
+    return f"w = Constant<value_int={number}>() x0 = Identity(i) {steps}"
+
+
+LEFT = {
+    "the last places are one": Body("e = Constant<value_int=50>() p = Min(i, e) ", place="p"),
+    "beyond a place": Body(limit(61, "Greater"), truth="c"),
+    "a chain of ones": Body(chain(12, 1) + limit(0, "Greater", "x12"), truth="c"),
+}
+LIMITED = {
+    "beyond the last iteration that is run": Body(limit(63, "Greater"), truth="c", right=64),
+    "the last place that is run": Body("e = Constant<value_int=63>() p = Min(i, e) ", place="p", right=64),
+    "a chain of one number": Body(chain(5, 13) + limit(0, "Greater", "x5"), truth="c", right=64),
+    "a number that counts from below 0 on": Body(limit(60, "Equal", "counted"), truth="c", start=-6, right=64),
+    "a number that counts from far on": Body(limit(910, "Greater", "counted"), truth="c", start=840, right=67),
+}
+RIGHT = {
+    "every place": Body(""),
+    "the place before the next one": Body("j = Add(i, one) p = Sub(j, one) ", place="p"),
+    "a number that counts with the places": Body("", place="counted"),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left(name: str) -> None:
+    assert not fused(parse(LEFT[name].text(), inputs=INPUTS, outputs=OUTPUTS, opset=18))[1].count("fused")
+
+
+@pytest.mark.parametrize("name", LIMITED | RIGHT)
+def test_a_length(name: str) -> None:
+    """The fused model gives what the original gives, or refuses."""
+    body = (LIMITED | RIGHT)[name]
+    proto = parse(body.text(), inputs=INPUTS, outputs=OUTPUTS, opset=18)
+    result, report = fused(proto)
+    assert report.count("fused") == 1
+    for tokens in (1, 7, 64, 80):
+        feeds = feeds_of(proto, {"T": tokens})
+        if body.right and tokens > body.right:
+            with refused("right_for_1_to_"):
+                run(result, feeds)
+            assert f"1 to {body.right};" in report.notes[0]
+            continue
+        for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+            assert_same(got, wanted, TOLERANCE)
+            assert np.isfinite(wanted).all()
