@@ -24,6 +24,7 @@ from fa_compiler.passes.linear.corrections import Correction
 from fa_compiler.passes.linear.operators import holds
 from fa_compiler.passes.linear.proof import LinearMatch
 from fa_compiler.passes.linear.search import State
+from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.values.facts import Facts
 
 MOST_TOKENS = 1 << 17
@@ -263,9 +264,17 @@ class Emitter:
         for last in self.match.states:
             wanted = self.builder.info.dtype(last.value)
             if given is not None and wanted is not None and given != wanted and holds(wanted, given):
-                value = value if _is_rounded(last.value, given) else self.builder.cast(value, wanted)
+                value = value if self._is_rounded(last.value, given) else self.builder.cast(value, wanted)
                 given = self.builder.info.dtype(value)
         return self._arranged(value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes)
+
+    def _is_rounded(self, state: ir.Value, dtype: ir.DataType) -> bool:
+        """Is a last state rounded to this type by all that reads it, but for the products that are no more? The
+        operator rounds it to the type of the first one. A product with weights stays."""
+        region, readers = self.match.region, [reader for reader, _ in state.uses()]
+        left = [node for node in readers if not (is_op(node, *PRODUCTS) and region.depth(node.outputs[0]))]
+        are_casts = all(is_op(reader, "Cast") and int_attr(reader, "to", 0) == dtype for reader in left)
+        return are_casts and not state.is_graph_output()
 
     @property
     def _state_sizes(self) -> dict[str, int]:
@@ -340,14 +349,6 @@ class Emitter:
             parts = [batch if "b" in each else part for part, each in zip(parts, axes, strict=True)]
         target = self.builder.concat(parts, 0)
         return self.builder.reshape(value, target)
-
-
-def _is_rounded(state: ir.Value, dtype: ir.DataType) -> bool:
-    """Is a last state rounded to this type by all that reads it, but for the products that are no more? The operator
-    rounds it to the type of the first one."""
-    readers = [reader for reader, _ in state.uses() if not is_op(reader, "MatMul", "Einsum")]
-    are_casts = all(is_op(reader, "Cast") and int_attr(reader, "to", 0) == dtype for reader in readers)
-    return are_casts and not state.is_graph_output()
 
 
 def _is_whole_or_none(size: Dim) -> bool:

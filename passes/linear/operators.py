@@ -40,9 +40,14 @@ RULES: dict[str, Rule] = {}
 SUMS: set[str] = set()
 """The operators through which exponents are followed as sums."""
 FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
+SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FAR = 128
+FAR_IN_16_BITS = 2
 """Where a constant of this size or more is added, the other operand loses bits: x + 12582912 - 12582912 is x rounded to
 an integer, and no x. Of 0.01 x it is a hundredth of this size."""
+LARGE = 2.0**32
+"""Where a constant of this size or more is a factor or a divisor, the result may be infinite or 0: x 1e38 1e38 / 1e38 /
+1e38 is no x."""
 INVERSES = 0x1DE
 """Of the numbers that stand for 1 divided by what may be 0."""
 
@@ -256,11 +261,12 @@ def _sum(call: Call) -> list[Tensor]:
 
 def _rounded(call: Call, total: Tensor) -> Tensor:
     """A sum. Its elements to which a large constant is added are unknown functions of the operands."""
+    far = (FAR_IN_16_BITS if call.dtype in SIXTEEN_BITS else FAR) * min(1.0, total.scale)
     is_far = np.zeros(total.shape, bool)
     for operand in call.operands:
         if operand is not None and operand.exact is not None and operand.exact.dtype.kind not in "biu":
             wide = np.abs(operand.exact.astype(np.float64))
-            is_far |= (wide >= FAR * min(1.0, total.scale)) & np.isfinite(wide) & (wide > 0)
+            is_far |= (wide >= far) & np.isfinite(wide) & (wide > 0)
     if not is_far.any():
         return total
     (other,) = unknown_function(call)
@@ -275,7 +281,19 @@ def _neg(call: Call) -> list[Tensor]:
 @rule("Mul", with_sums=True)
 def _mul(call: Call) -> list[Tensor]:
     _check_size(broadcast(call[0], call[1]))
-    return [multiplied(call[0], call[1], call.with_sums)]
+    return _scaled(call, multiplied(call[0], call[1], call.with_sums))
+
+
+def _scaled(call: Call, product: Tensor) -> list[Tensor]:
+    """A product or a quotient. Beside a large number, or a small one or divisor, it is an unknown function. The decays
+    of tables may be small (powers.py)."""
+    for operand in call.operands:
+        if operand is not None and operand.exact is not None:
+            least, most = operand.scales()
+            is_small = least <= 1 / LARGE and (operand.exact.size == 1 or is_op(call.node, "Div"))
+            if most >= LARGE or is_small:
+                return unknown_function(call)
+    return [product]
 
 
 @rule("Div")
@@ -287,8 +305,8 @@ def _div(call: Call) -> list[Tensor]:
     if right is None or not right.all():
         return [Tensor(broadcast(call[0], call[1]))]
     if call[1].exact is None and not _is_power(operand_at(call.node, 1)):
-        return [multiplied(call[0], of_field(hashed([right], INVERSES)), False)]
-    return [divided(call[0], call[1])]
+        return _scaled(call, multiplied(call[0], of_field(hashed([right], INVERSES)), False))
+    return _scaled(call, divided(call[0], call[1]))
 
 
 def _is_power(value: ir.Value) -> bool:

@@ -63,11 +63,66 @@ def test_the_types_of_16_bits_round_each_other() -> None:
     same(model(step(narrow, "qx k1 kx vx sx"), SIXTEEN))
 
 
+def token(place: int) -> str:
+    """One of two tokens, whose result is multiplied twice with a table of 1e-30."""
+    return (
+        f"c{place} = Constant<value_int={place}>() q{place} = Gather(q, c{place}) k{place} = Gather(k, c{place}) "
+        f"v{place} = Gather(v, c{place}) kc{place} = Unsqueeze(k{place}, ax2) vr{place} = Unsqueeze(v{place}, ax1) "
+        f"u{place} = Mul(kc{place}, vr{place}) s{place + 1} = Add(s{place}, u{place}) "
+        f"qr{place} = Unsqueeze(q{place}, ax1) y{place} = MatMul(qr{place}, s{place + 1}) "
+        f"a{place} = Mul(y{place}, e) b{place} = Mul(a{place}, e) z{place} = Transpose<perm=[1,0,2]>(b{place}) "
+    )
+
+
+TINY = (
+    "ax1 = Constant<value_ints=[1]>() ax2 = Constant<value_ints=[2]>() c = Constant<value_float=1e-30>() "
+    f"six = Constant<value_ints=[6]>() e = Expand(c, six) {token(0)} {token(1)} y = Concat<axis=0>(z0, z1) "
+)
+
+
 def test_a_scale_that_vanishes_is_no_default() -> None:
     """A scale of 0 stands for that of the operator."""
-    tiny = "c = Constant<value_float=1e-30>() a = Mul(q, c) q1 = Mul(a, c) "
-    (block,) = fused(model(step(tiny, "q1 k k v s0")))[1].blocks
+    (block,) = fused(model(TINY, "float[2,3,4] q, float[2,3,4] k, float[2,3,6] v, float[3,4,6] s0", "float[2,3,6] y"))[
+        1
+    ].blocks
     assert block.status == "declined" and "scale" in (block.reason or "")
+
+
+CONSTANTS = {
+    "an infinite product": "c = Constant<value_float=1e38>() a = Mul({0}, c) b = Mul(a, c) d = Div(b, c) "
+    "{1} = Div(d, c) ",
+    "a product that vanishes": "c = Constant<value_float=1e-30>() a = Mul({0}, c) b = Mul(a, c) d = Div(b, c) "
+    "{1} = Div(d, c) ",
+    "a small product that is rounded beside 1": "c = Constant<value_float=5.9604644775390625e-08>() "
+    "e = Constant<value_float=1.0>() a = Mul({0}, c) b = Add(a, e) d = Sub(b, e) {1} = Div(d, c) ",
+}
+NARROW = "c = Constant<value_float=100.0>() e = Cast<to=10>(c) a = Add({0}, e) {1} = Sub(a, e) "
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_products_with_large_and_small_constants(name: str) -> None:
+    same(model(step().replace("y = Squeeze", "y0 = Squeeze") + CONSTANTS[name].format("y0", "y")))
+
+
+def test_a_sum_that_float16_rounds() -> None:
+    """A constant that float32 has room for."""
+    halves = [text.replace("float[", "float16[") for text in (INPUTS, OUTPUTS)]
+    proto = model(step(NARROW.format("k", "k1"), "q k1 k v s0"), *halves)
+    feeds = {name: array.astype(np.float16) for name, array in random_feeds(proto).items()}
+    for got, wanted in zip(run(fused(proto)[0], feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 5e-3)
+
+
+def test_a_rounded_state_that_a_layer_reads() -> None:
+    """The layer reads the last state in float32, though the next token gets it in float16."""
+    layer = "lw = Constant<value_floats=[1.0,-2.0,3.0,-1.0,2.0,-3.0]>() z = MatMul(s1, lw) sh = Cast<to=10>(s1) "
+    outputs = "float[2,3,6] y, float[2,3,4] z, float16[2,3,4,6] sh"
+    proto = model(step(WIDE, "qx kx kx vx sx", layer), SIXTEEN, outputs)
+    result, report = fused(proto)
+    assert report.count("fused") == 1
+    feeds = {name: array.astype(np.float16) for name, array in random_feeds(proto).items()}
+    for got, wanted in list(zip(run(result, feeds), run(proto, feeds), strict=True))[:2]:
+        assert_same(got, wanted, 1e-5)
 
 
 @pytest.mark.parametrize(
