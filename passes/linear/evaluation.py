@@ -14,6 +14,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
+    FLOATS,
     STANDARD,
     constant,
     inputs_of,
@@ -83,6 +84,13 @@ class Evaluation:
     """The number of elements of the largest tensor that each node made."""
     firsts: dict[ir.Value, frozenset[int]] = field(default_factory=dict)
     """The integers of the bodies of loops in the first iteration, where they are others in the second one."""
+    freed: frozenset[ir.Node] = frozenset()
+    """The loops that carry random numbers from the first iteration on, in the place of the floats that they begin with.
+    """
+    states: list[ir.Value] = field(default_factory=list)
+    """Values that stand for these numbers."""
+    counts: dict[ir.Node, int] = field(default_factory=dict)
+    """The most iterations of each loop."""
     begun: dict[ir.Graph, dict[ir.Value, np.ndarray]] = field(default_factory=dict)
     """The integers of each body in its first iteration."""
 
@@ -104,13 +112,16 @@ class Evaluation:
             tensor = exact(array)
             self._meet(tensor)
             return tensor
-        shape = self.shape(value)
+        return self._random(self.shape(value))
+
+    def _random(self, shape: tuple[int, ...]) -> Tensor:
+        """Random numbers, unlike those of every other tensor."""
         count = math.prod(shape)
         if count > (self.most or LARGEST):
             raise TooLongError("a tensor of too many elements")
         places = np.arange(count, dtype=np.int64)
         self.leaves += 1
-        seed = self.seed + (self.leaves << 32)  # unlike that of every other tensor
+        seed = self.seed + (self.leaves << 32)
         return of_field(hashed([places], seed).reshape(shape))
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
@@ -246,7 +257,7 @@ class Evaluation:
         count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
         if self.meetings is not None:
             self.meetings.add(node, [None if value is None else self.tensor(value) for value in node.inputs[:1]])
-        states = [self._get(value) for value in node.inputs[2:] if value is not None]
+        states = self._first_states(node, [value for value in node.inputs[2:] if value is not None])
         stacked = len(body.outputs) - 1 - len(states)
         made: list[Sequence[Sequenced]] = []
         carried: list[Sequence[Sequenced]] = []
@@ -263,6 +274,7 @@ class Evaluation:
             states = results[1 : 1 + len(states)]
             made.append(results[1 + len(states) :])
         self._note_carried(node, [*carried, states])
+        self.counts[node] = max(self.counts.get(node, 0), len(made))
         return [*states, *(_stacked(part, 0) for part in _columns(made, stacked))]
 
     def _scan(self, node: ir.Node) -> list[Sequenced]:
@@ -270,8 +282,8 @@ class Evaluation:
         if len(node.inputs) != len(body.inputs):
             raise FailedError("a Scan of opset 8, which has lengths, and a batch in front of the tokens")
         count = int_attr(node, "num_scan_inputs", 0)
-        inputs = [self._get(value) for value in inputs_of(node)]
-        states, scanned = inputs[:-count], [_single(each) for each in inputs[-count:]]
+        inputs = inputs_of(node)
+        states, scanned = self._first_states(node, inputs[:-count]), [self.tensor(each) for each in inputs[-count:]]
         axes, turned = (_listed(node, name, count) for name in ("scan_input_axes", "scan_input_directions"))
         outputs = len(body.outputs) - len(states)
         axes_out, turned_out = (_listed(node, name, outputs) for name in ("scan_output_axes", "scan_output_directions"))
@@ -289,8 +301,18 @@ class Evaluation:
             carried.append(states)
             made.append(results[len(states) :])
         self._note_carried(node, carried)
+        self.counts[node] = max(self.counts.get(node, 0), len(made))
         parts = [part[::-1] if back else part for part, back in zip(_columns(made, outputs), turned_out, strict=True)]
         return [*states, *(_stacked(part, axis) for part, axis in zip(parts, axes_out, strict=True))]
+
+    def _first_states(self, node: ir.Node, values: Sequence[ir.Value]) -> list[Sequenced]:
+        """What a loop carries into the first iteration."""
+        states = [self._get(value) for value in values]
+        for place, (value, state) in enumerate(zip(values, states, strict=True)):
+            if node in self.freed and isinstance(state, Tensor) and self.info.dtype(value) in FLOATS:
+                self.states.append(ir.Value(name="state"))
+                self.known[self.states[-1]] = states[place] = self._random(state.shape)
+        return states
 
     def _note_carried(self, node: ir.Node, carried: Sequence[Sequence[Sequenced]]) -> None:
         """Note a loop that carries a number which is the same in every run, and no multiple of the iteration."""

@@ -6,7 +6,10 @@ give the same outputs. What is compared are polynomials, divided by others, of t
 exponentials of decays; where two of them differ, they are equal at a random point with a chance of their degree divided
 by 2^31. `POINTS` points are looked at.
 
-Where the number of tokens is open, lengths.py says which of them are looked at.
+Where the number of tokens is open, lengths.py says which of them are looked at. Of a loop over the tokens not all
+iterations can be. So it is also looked at with random numbers in the place of those that it carries into the first
+iteration. Where it gives the recurrence from this state on, one iteration is one step of the recurrence, whatever was
+before it, and so are all.
 """
 
 from __future__ import annotations
@@ -195,16 +198,19 @@ class Prover:
         most: int = 0,
         meetings: Meetings | None = None,
         apart: Mapping[str, int] = MappingProxyType({}),
+        freed: frozenset[ir.Node] = frozenset(),
     ) -> Evaluation:
-        """The region at one point: names in `apart` have sizes of their own."""
+        """The region at one point: names in `apart` have sizes of their own, and the loops in `freed` carry random
+        numbers."""
         sizes = dict.fromkeys(self.batch, batch_of(number)) | dict.fromkeys(self.tokens, length) | {**apart}
         seed, tables = 0x1A2B3C + 0x9E37 * number, len(self.powers.tables)
-        point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown, meetings=meetings)
+        point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown)
+        point.meetings, point.freed = meetings, freed
         point.known.update(self.powers.decays(seed))
         point.run(self.region.nodes, [*self._upstream, *self._downstream])
         if len(self.powers.tables) == tables:
             return point
-        return self._point(length, number, most, meetings, apart)  # what was read before its table was met
+        return self._point(length, number, most, meetings, apart, freed)  # what was read before its table was met
 
     @cached_property
     def _upstream(self) -> dict[ir.Value, int]:
@@ -298,7 +304,9 @@ class Prover:
             return match
         walk = Walk(self.region.nodes, self.info, self.tokens, dict.fromkeys(self.batch, batch_of(APART)), self.unknown)
         lengths = right_lengths(length, looks.next, lambda: self._numbers(looks, walk))
-        return None if lengths is None else replace(match, lengths=lengths)
+        if lengths is None or not looks.holds_from_any_state(length):
+            return None
+        return replace(match, lengths=lengths)
 
     def _numbers(self, looks: _Looks, walk: Walk, names: Sequence[str] = ()) -> Numbers:
         """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
@@ -347,6 +355,10 @@ class _Looks:
     """The number of elements of the largest tensor that each node made, by the length."""
     names: set[str] = field(default_factory=set)
     """The names of sizes on which something depended."""
+    counts: dict[ir.Node, set[int]] = field(default_factory=dict)
+    """The numbers of iterations of loops."""
+    right: set[int] = field(default_factory=set)
+    """The lengths that were right."""
     begun: dict[ir.Value, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
     """The integers that differ from iteration to iteration of a loop: the first ones, each with the length."""
 
@@ -363,13 +375,47 @@ class _Looks:
             found.update(abs(each) for own in form for each in own)
         return {number for number in found if 0 < number < ENDLESS}
 
+    @property
+    def _loops(self) -> frozenset[ir.Node]:
+        """The loops whose number of iterations differs from run to run."""
+        return frozenset(node for node, counts in self.counts.items() if len(counts) > 1)
+
+    def holds_from_any_state(self, found: int) -> bool:
+        """Is the region right where its loops begin with random numbers? Then each iteration does its part whatever was
+        before it, and so do all that are not looked at. Otherwise a loop may hold something back for many iterations,
+        such as the last 100 tokens of a window. It is looked at where the operands were found, and at the most
+        iterations."""
+        longest = max(self.right)
+        return not self._loops or all(map(self._holds_from_any_state, sorted({found, longest})))
+
+    def _holds_from_any_state(self, length: int) -> bool:
+        number = next(self.count)
+        own = batch_of(number) if self.match.is_open["b"] else self.match.sizes.batch
+        try:
+            point = self.prover._point(length, number, self.most, freed=self._loops)
+        except FailedError:
+            return False
+        sizes = _sizes_at(self.match.found, self.match.sizes, point, own)
+        if sizes is None:
+            return False
+        letters = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
+        named = [State(value, order) for value in point.states for order in orders(point.shape(value), letters)]
+        for state in (self.match.found.state, *named):
+            match = replace(self.match, found=replace(self.match.found, state=state))
+            outcome = _outcome(match.found, point, sizes)
+            if outcome is not None and _agrees(match, point, sizes, outcome, False) is Verdict.RIGHT:
+                return True
+        return False
+
     def next(self, length: int) -> Verdict:
         """What the region computes at the next length."""
         if self.too_long is not None and length >= self.too_long:
             return Verdict.UNKNOWN
         if self._expected(length) > AHEAD * self.most:
             return Verdict.UNKNOWN
-        return self.verdict(length, next(self.count))
+        verdict = self.verdict(length, next(self.count))
+        self.right.update([length] if verdict is Verdict.RIGHT else [])
+        return verdict
 
     @property
     def most(self) -> int:
@@ -408,6 +454,8 @@ class _Looks:
             point = self.prover._point(length, number, self.most, self.meetings, apart)
             self.elements[length] = point.elements
             self.names |= point.names
+            for node, iterations in point.counts.items():
+                self.counts.setdefault(node, set()).add(iterations)
             for value, firsts in point.firsts.items():
                 self.begun.setdefault(value, set()).add((length, firsts))
             sizes = _sizes_at(match.found, match.sizes, point, own)

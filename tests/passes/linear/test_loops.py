@@ -71,6 +71,40 @@ RIGHT = {
 }
 
 
+HEADS = "ax1 = Constant<value_ints=[1]>() ax2 = Constant<value_ints=[2]>() rows = Constant<value_ints=[0]>() "
+HELD = {
+    "the last tokens of a window": (
+        "float[90,2,4,6] held",
+        "more = Unsqueeze(u, rows) next = Concat<axis=0>(later, more) sn = ReduceSum<keepdims=0>(next, rows) ",
+        "y = Squeeze(yr, ax1) ",
+    ),
+    "an output that comes again": (
+        "float[90,2,6] held",
+        "sn = Add(s, u) ",
+        "y0 = Squeeze(yr, ax1) more = Unsqueeze(y0, rows) next = Concat<axis=0>(later, more) "
+        "old = Slice(held, rows, ax1, rows) old1 = Squeeze(old, rows) y = Add(y0, old1) ",
+    ),
+}
+"""What a Scan carries beside its state, and the nodes that make the state and the output. It begins with zeros."""
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_is_held_back(name: str) -> None:
+    """For 90 tokens nothing shows of it: the rows that are read are zeros."""
+    held, state, output = HELD[name]
+    shape = held[held.index("[") : held.index("]") + 1]
+    body = (
+        f"sh = Constant<value_ints={shape}>() first = ConstantOfShape<value=float[1]{{0}}>(sh) "
+        "last, all, y = Scan<num_scan_inputs=3, body = body "
+        f"(float[2,4,6] s, {held}, float[2,4] qi, float[2,4] ki, float[2,6] vi) => "
+        f"(float[2,4,6] sn, float{shape} next, float[2,6] y) {{ {HEADS} end = Constant<value_ints=[1000]>() "
+        "kc = Unsqueeze(ki, ax2) vr = Unsqueeze(vi, ax1) u = MatMul(kc, vr) later = Slice(held, ax1, end, rows) "
+        f"{state} qr = Unsqueeze(qi, ax1) yr = MatMul(qr, sn) {output} }}>(s0, first, q, k, v)"
+    )
+    proto = parse(body, inputs=INPUTS, outputs="float[T,2,6] y", opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_left(name: str) -> None:
     assert not fused(parse(LEFT[name].text(), inputs=INPUTS, outputs=OUTPUTS, opset=18))[1].count("fused")
