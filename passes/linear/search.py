@@ -290,8 +290,8 @@ class Search:
             for order in orders(tensor.shape, own):
                 state = State(value, order)
                 array = read_state(state, self.point, sizes)
-                assert array is not None
-                found[array.tobytes()] = (state, array)
+                if array is not None and array.any():  # zeros are no state
+                    found[array.tobytes()] = (state, array)
         return [(None, None), *[*found.values()][::-1]]
 
     def _of(self, output: Operand, sizes: Sizes) -> Iterator[Found]:
@@ -309,7 +309,7 @@ class Search:
         self.work += firsts.size
         without_state = firsts.fitting(None, self.scales)
         for (state, first), (decay, power) in product(self._states(sizes), choices.decays):  # 3 and 4: or none
-            if first is None and decay is not None and sizes.tokens == 1:
+            if first is None and sizes.tokens == 1:  # what 0 decays by does not show, but for NaN and infinity
                 continue
             fits = without_state
             if first is not None:

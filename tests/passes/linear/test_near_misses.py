@@ -136,5 +136,12 @@ def test_what_is_not_changed(form: str) -> None:
     assert [block.rule for block in report.blocks] == ["rule: gated_delta, a decay for each head"]
 
 
+@pytest.mark.parametrize("rule", ["gated", "delta", "gated_delta"])
+def test_one_token_without_a_state(rule: str) -> None:
+    """The zeros of its state are multiplied: a decay or a key that is NaN or infinite reaches the result. Otherwise it
+    does not show, so that its operator would be one without a decay."""
+    assert not fused(Model(Recipe("step", rule, has_state=False, **SMALL)).proto())[1].count("fused")
+
+
 def test_there_are_sixty_near_misses() -> None:
     assert len(ROWS.keys() - LEGAL) >= 60
