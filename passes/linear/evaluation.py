@@ -161,7 +161,10 @@ class Evaluation:
         if node.domain not in STANDARD:
             raise FailedError(f"{node.op_type} is not followed")
         if node.op_type in _CONTROL:
-            return _CONTROL[node.op_type](self, node)
+            try:
+                return _CONTROL[node.op_type](self, node)
+            except (ValueError, IndexError) as error:  # shapes or numbers of values that do not fit
+                raise FailedError(f"{node.op_type} {node.name}: {error}") from None
         if is_op(node, "Constant"):
             return [self._leaf(node.outputs[0])]
         operands = self._operands(node)

@@ -105,6 +105,15 @@ def test_what_is_held_back(name: str) -> None:
     assert not fused(proto)[1].count("fused")
 
 
+def test_rows_that_grow() -> None:
+    """A Loop whose rows have other sizes in each iteration fails for two tokens, in ONNX Runtime and in the proof."""
+    text = RIGHT["every place"].text()
+    more = "start0 = Constant<value_int=0>() r = Range(start0, next, one) more = Cast<to=1>(r) o = "
+    text = text.replace("last, y = Loop", "last, y, z = Loop").replace("float[2,6] o)", "float[2,6] o, float[R] more)")
+    proto = parse(text.replace(" o = ", f" {more}"), inputs=INPUTS, outputs=f"{OUTPUTS}, float[T,R] z", opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
 @pytest.mark.parametrize("name", LEFT)
 def test_left(name: str) -> None:
     assert not fused(parse(LEFT[name].text(), inputs=INPUTS, outputs=OUTPUTS, opset=18))[1].count("fused")
