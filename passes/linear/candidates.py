@@ -116,7 +116,7 @@ def downstream(region: Region) -> list[ir.Value]:
 
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
-        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, *FOUR_OPERATIONS):
+        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, *FOUR_OPERATIONS, "Where"):
             deep = [each for each in inputs_of(node) if region.depth(each)]
             yield from deep if len(deep) == 1 else ()
 

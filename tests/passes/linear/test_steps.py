@@ -94,6 +94,16 @@ def test_a_transposed_state() -> None:
     assert compared(model) == "rule: gated, a decay for each head"
 
 
+GUARDED = STEP.replace("y = ", "y0 = ") + "n = IsNaN(y0) zero = Constant<value_float=0.0>() y = Where(n, zero, y0) "
+
+
+def test_an_output_that_is_chosen() -> None:
+    """A guard, and the mask of padded tokens, stay behind the operator."""
+    value = np.random.default_rng(0).standard_normal((3, 2, 5)).astype(np.float32)
+    value[1, 0, 2] = np.nan
+    assert compared(step("head", "plain", "MatMul", GUARDED), {"v": value}) == "rule: gated, a decay for each head"
+
+
 AFTER = "{correction}{write}s1 = Add(s0, w) e = Exp(g) eu = Unsqueeze(e, ax23) s = Mul(s1, eu) {read}y = Mul(r, scale) "
 NEAR = {
     "the memory is added": step("head", "{memory}c0 = Add(v, m) bu = Unsqueeze(b, ax2) c = Mul(bu, c0) ", "MatMul"),
