@@ -84,6 +84,8 @@ class Evaluation:
     """The number of elements of the largest tensor that each node made."""
     firsts: dict[ir.Value, frozenset[int]] = field(default_factory=dict)
     """The integers of the bodies of loops in the first iteration, where they are others in the second one."""
+    ends: dict[ir.Value, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
+    """The shape, the first and the last element of tensors of integers that are known."""
     freed: frozenset[ir.Node] = frozenset()
     """The loops that carry random numbers from the first iteration on, in the place of the floats that they begin with.
     """
@@ -179,9 +181,12 @@ class Evaluation:
             results = None
         if results is None:  # whatever it gives: what is proven holds for every number
             return [self._leaf(output) for output in node.outputs]
-        for result in results:
+        for output, result in zip(node.outputs, results, strict=False):
             self._meet(result)
             self.elements[node] = max(self.elements.get(node, 0), math.prod(result.shape))
+            array = result.exact
+            if array is not None and array.dtype.kind in "iu" and array.size:
+                self.ends[output] = (array.shape, int(array.flat[0]), int(array.flat[-1]))
         return results
 
     def _operands(self, node: ir.Node) -> list[Tensor | None]:

@@ -28,7 +28,7 @@ from fa_compiler.passes.ir.nodes import inputs_of, is_op, producer
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
-from fa_compiler.passes.linear.lengths import SMALL, Lengths, Verdict, right_lengths
+from fa_compiler.passes.linear.lengths import AROUND, SMALL, Lengths, Verdict, right_lengths
 from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, Meetings, Numbers, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
@@ -322,7 +322,7 @@ class Prover:
         """Is nothing computed of sizes of these names, the others being as they are in `sizes`, that turns beyond the
         sizes that were looked at, and do they meet no number?"""
         found = self._numbers(looks, Walk(self.region.nodes, self.info, names, sizes, self.unknown), names)
-        return not found.is_unclear and {*found.edges} <= {*looked_at}
+        return not found.is_unclear and {edge + step for edge in found.edges for step in AROUND} <= {0, *looked_at}
 
     def _holds_apart(self, name: str, match: LinearMatch, length: int, names: Set[str]) -> bool:
         """Is the region right where one size differs from those that were the same at all points, the batch or the
@@ -355,6 +355,8 @@ class _Looks:
     """The number of elements of the largest tensor that each node made, by the length."""
     names: set[str] = field(default_factory=set)
     """The names of sizes on which something depended."""
+    ends: dict[ir.Value, set[tuple[int, tuple[int, ...], int, int]]] = field(default_factory=dict)
+    """The lengths, and the shapes and the ends of tensors of integers there."""
     counts: dict[ir.Node, set[int]] = field(default_factory=dict)
     """The numbers of iterations of loops."""
     right: set[int] = field(default_factory=set)
@@ -364,15 +366,18 @@ class _Looks:
 
     @property
     def firsts(self) -> set[int] | None:
-        """What the integers of loops begin with, but for the length; None where they begin with something else at each
-        length."""
+        """What the integers of loops begin with, and what tensors whose shape varies begin and end with, but for the
+        length; None where a loop begins with something else at each length."""
         found = set[int]()
         for seen in self.begun.values():
-            forms = [{frozenset(each - part * length for each in own) for length, own in seen} for part in (0, 1)]
-            form = next((form for form in forms if len(form) == 1), None)
-            if form is None:
+            begun = _without_length(seen)
+            if begun is None:
                 return None
-            found.update(abs(each) for own in form for each in own)
+            found |= begun
+        for ends in self.ends.values():
+            if len({shape for _, shape, _, _ in ends}) > 1:
+                found |= _without_length({(length, frozenset([first])) for length, _, first, _ in ends}) or set()
+                found |= _without_length({(length, frozenset([last])) for length, _, _, last in ends}) or set()
         return {number for number in found if 0 < number < ENDLESS}
 
     @property
@@ -456,6 +461,8 @@ class _Looks:
             self.names |= point.names
             for node, iterations in point.counts.items():
                 self.counts.setdefault(node, set()).add(iterations)
+            for value, ends in point.ends.items():
+                self.ends.setdefault(value, set()).add((length, *ends))
             for value, firsts in point.firsts.items():
                 self.begun.setdefault(value, set()).add((length, firsts))
             sizes = _sizes_at(match.found, match.sizes, point, own)
@@ -468,6 +475,13 @@ class _Looks:
             return Verdict.UNKNOWN
         except FailedError:
             return Verdict.FAILS
+
+
+def _without_length(seen: Collection[tuple[int, frozenset[int]]]) -> set[int] | None:
+    """The sizes of numbers that are the same at all lengths, or differ from the length by the same; None for others."""
+    forms = ({frozenset(each - part * length for each in own) for length, own in seen} for part in (0, 1))
+    form = next((form for form in forms if len(form) == 1), None)
+    return None if form is None else {abs(each) for own in form for each in own}
 
 
 def batch_of(number: int) -> int:

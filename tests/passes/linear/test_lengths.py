@@ -274,7 +274,11 @@ def test_a_number_that_meets_the_batch() -> None:
     assert not fused(proto)[1].count("fused")
 
 
+NINE = "".join(f"r{place + 1} = Sub(r{place}, one) " for place in range(9))
+ROWS = "x1 = Not(x) ax123 = Constant<value_ints=[1,2,3]>() c = Unsqueeze(x1, ax123) "
 BATCHES = {
+    "beyond the fifth row": "rb = Range(zero, w, one) w4 = Constant<value_int=4>() x = Greater(rb, w4) " + ROWS,
+    "rows behind a chain of ones": f"r0 = Range(zero, w, one) {NINE} x = Greater(r9, zero) " + ROWS,
     "one": "x = Equal(w, one) c = Not(x) ",
     "a remainder of 1": "w3 = Constant<value_int=3>() a = Mod(w, w3) x = Equal(a, one) c = Not(x) ",
     "two differences": "w3 = Constant<value_int=3>() a = Sub(w, w3) b = Sub(a, w3) x = Equal(b, one) c = Not(x) ",
@@ -287,6 +291,15 @@ def test_something_else_for_a_batch(name: str) -> None:
     size = "bs = Slice(all, zero1, one1, zero1) w = Squeeze(bs, zero1) "
     body = BEFORE + "m = Identity(m0) " + ATTENTION + size + BATCHES[name] + LATER
     inputs, outputs = (text.replace("[1,2,", "[B,2,") for text in (INPUTS, OUTPUTS))
+    assert not fused(parse(body, inputs=inputs, outputs=outputs, opset=18))[1].count("fused")
+
+
+def test_rows_behind_a_chain_of_differences() -> None:
+    """With so many heads 1,001 tokens are too many to be looked at. Of 498 tokens one row differs."""
+    chain = "".join(f"r{place + 1} = Sub(r{place}, w7) " for place in range(71))
+    rows = f"w7 = Constant<value_int=7>() r0 = Identity(rc) {chain} x = Greater(r71, zero) c = Not(x) "
+    body = BEFORE + "m = Identity(m0) " + ATTENTION + rows + LATER
+    inputs, outputs = (text.replace("[1,2,", "[1,8,") for text in (INPUTS, OUTPUTS))
     assert not fused(parse(body, inputs=inputs, outputs=outputs, opset=18))[1].count("fused")
 
 
