@@ -93,8 +93,9 @@ class Evaluation:
     """Values that stand for these numbers."""
     counts: dict[ir.Node, int] = field(default_factory=dict)
     """The most iterations of each loop."""
-    begun: dict[ir.Graph, dict[ir.Value, np.ndarray]] = field(default_factory=dict)
-    """The integers of each body in its first iteration."""
+    begun: dict[ir.Graph, dict[ir.Value, tuple[int, np.ndarray]]] = field(default_factory=dict)
+    """The integers of each body in the iteration in which they are first known, and its place; -1 where a later one
+    differs."""
 
     def tensor(self, value: ir.Value) -> Tensor:
         """The numbers of a value."""
@@ -240,16 +241,20 @@ class Evaluation:
         return {value: array for value, array in arrays.items() if array is not None and array.dtype.kind in "iu"}
 
     def _note_first(self, graph: ir.Graph, step: int) -> None:
-        """Note the integers of a body in the first iteration that are others in the second one."""
-        if self.meetings is None or step > 1:
+        """Note what the integers of a body are in the first iteration, as two of them tell: a branch may have none
+        before."""
+        if self.meetings is None:
             return
-        arrays = self._integers(graph)
-        before = self.begun.get(graph, arrays)
-        self.begun[graph] = arrays
-        for value, array in arrays.items() if step else ():
-            first = before.get(value, array)
-            if first.shape == array.shape and (differs := first != array).any():
-                self.firsts[value] = self.firsts.get(value, frozenset()) | {*map(int, first[differs].flat)}
+        if not step:
+            self.begun[graph] = {}
+        begun = self.begun[graph]
+        for value, array in self._integers(graph).items():
+            place, before = begun.setdefault(value, (step, array))
+            if place < 0 or before.shape != array.shape or not (differs := before != array).any():
+                continue
+            begun[value] = (-1, array)
+            slopes = (array[differs] - before[differs]) // (step - place)
+            self.firsts[value] = self.firsts.get(value, frozenset()) | {*map(int, before[differs] - place * slopes)}
 
     def _number(self, value: ir.Value | None, default: int) -> int:
         """An integer or truth value that is the same in every run with these sizes."""

@@ -52,6 +52,11 @@ def chain(count: int, number: int) -> str:
     return f"w = Constant<value_int={number}>() x0 = Identity(i) {steps}"
 
 
+BRANCH = (
+    "e = Constant<value_int=2>() b = Greater(i, e) c = If(b) <then_branch = then () => (bool ct) { "
+    f"{chain(5, 13)} z = Constant<value_int=0>() bt = Greater(x5, z) ct = Not(bt) }}, "
+    "else_branch = other () => (bool ce) { ce = Identity(go) }> "
+)
 LEFT = {
     "the last places are one": Body("e = Constant<value_int=50>() p = Min(i, e) ", place="p"),
     "beyond a place": Body(limit(61, "Greater"), truth="c"),
@@ -61,6 +66,7 @@ LIMITED = {
     "beyond the last iteration that is run": Body(limit(63, "Greater"), truth="c", right=64),
     "the last place that is run": Body("e = Constant<value_int=63>() p = Min(i, e) ", place="p", right=64),
     "a chain of one number": Body(chain(5, 13) + limit(0, "Greater", "x5"), truth="c", right=64),
+    "a chain in a branch that some iterations take": Body(BRANCH, truth="c", right=64),
     "a number that counts from below 0 on": Body(limit(60, "Equal", "counted"), truth="c", start=-6, right=64),
     "a number that counts from far on": Body(limit(910, "Greater", "counted"), truth="c", start=840, right=67),
 }
