@@ -26,7 +26,7 @@ from fa_compiler.passes.ir.nodes import (
     without_none,
 )
 from fa_compiler.passes.linear.field import hashed
-from fa_compiler.passes.linear.meetings import Meetings, names_of
+from fa_compiler.passes.linear.meetings import ROUGH, Meetings, names_of
 from fa_compiler.passes.linear.operators import SUMS, evaluated
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
@@ -85,7 +85,7 @@ class Evaluation:
     firsts: dict[ir.Value, frozenset[int]] = field(default_factory=dict)
     """The integers of the bodies of loops in the first iteration, where they are others in the second one."""
     ends: dict[ir.Value, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
-    """The shape, the first and the last element of tensors of integers that are known."""
+    """The shape, the first and the last element of known integers that comparisons and the like read."""
     freed: frozenset[ir.Node] = frozenset()
     """The loops that carry random numbers from the first iteration on, in the place of the floats that they begin with.
     """
@@ -182,13 +182,18 @@ class Evaluation:
             results = None
         if results is None:  # whatever it gives: what is proven holds for every number
             return [self._leaf(output) for output in node.outputs]
-        for output, result in zip(node.outputs, results, strict=False):
+        for result in results:
             self._meet(result)
             self.elements[node] = max(self.elements.get(node, 0), math.prod(result.shape))
-            array = result.exact
-            if array is not None and array.dtype.kind in "iu" and array.size:
-                self.ends[output] = (array.shape, int(array.flat[0]), int(array.flat[-1]))
+        self._note_ends(node, operands)
         return results
+
+    def _note_ends(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
+        """Note where the integers begin and end that a comparison or the like reads."""
+        for value, operand in zip(node.inputs, operands, strict=True) if is_op(node, *ROUGH) else ():
+            array = None if operand is None else operand.exact
+            if value is not None and array is not None and array.dtype.kind in "iu" and array.size:
+                self.ends[value] = (array.shape, int(array.flat[0]), int(array.flat[-1]))
 
     def _operands(self, node: ir.Node) -> list[Tensor | None]:
         """What a node reads. Of a tensor whose Shape is read, the numbers are not needed."""
