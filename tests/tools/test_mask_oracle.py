@@ -86,7 +86,7 @@ def test_a_step_that_reads_a_mask_as_a_whole_is_unread() -> None:
     assert answer.word == "unread", answer
 
 
-@pytest.mark.parametrize("name", MODELS.keys() - {"a mask behind a number that swallows"})
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "a mask behind a number that swallows"])
 def test_plans_are_confirmed(name: str) -> None:
     made, answer = planned(name)
     assert made.plan.mask_label == MODELS[name][2]
