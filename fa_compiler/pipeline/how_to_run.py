@@ -18,6 +18,7 @@ from fa_compiler.op_registry import DOMAIN, DOMAINS, collectives
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
 from fa_compiler.passes import Options, Report
+from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
@@ -27,6 +28,8 @@ PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvid
 """The execution providers of the runtimes that are ONNX Runtime on another processor."""
 SOC_VERSION = "Ascend910B2"
 """The product for ATC if the user named none."""
+OF_ATC = ("cann", "assume", "only", "join_weights")
+"""The options of the fusion that `atc` has, too. It fuses again, so that it has to be told what was left."""
 COPIED = (
     "The model has caches, and each step copies all of them.\n"
     "With --in-place-caches they are buffers, which no step copies (`fa-compiler docs decoding`)."
@@ -224,10 +227,10 @@ def _registered(path: str) -> tuple[str, ...]:
 
 def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> HowToRun:
     words = ["fa-compiler", "atc", path, "-o", "folder", "--soc-version", _soc_version(options)]
-    if options.cann is not None:
-        words += ["--cann", options.cann]
-    if options.assume:
-        words += ["--assume", ",".join(sorted(options.assume))]
+    for name in OF_ATC:
+        option = options_of(Options)[name]
+        if (value := getattr(options, option.field)) and value != option.default:
+            words += [option.flag, value if isinstance(value, str) else ",".join(sorted(value))]
     command = shell.command(words)
     needs = "The operators of this file are those of Ascend. The first command writes the folder that ATC compiles."
     if sizes := "" if proto is None else _open_sizes(proto):

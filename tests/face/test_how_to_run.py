@@ -16,10 +16,13 @@ from onnx import helper, numpy_helper
 
 import fa_compiler
 from fa_compiler import shell
+from fa_compiler.atc.request import Request
 from fa_compiler.command_line.main import main, parser
 from fa_compiler.op_registry.runtimes import RUNTIMES
+from fa_compiler.passes import Options
+from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import Target
-from fa_compiler.pipeline.how_to_run import how_to_run
+from fa_compiler.pipeline.how_to_run import OF_ATC, how_to_run
 from fa_compiler.pipeline.options import make_options
 from tests.graphs import harness
 from tests.passes.attention_ops.test_delta_rule import model_of as linear
@@ -154,6 +157,15 @@ def test_the_command_for_atc_has_what_the_file_was_written_for(soc: str | None, 
     assert args.input_shape == ";".join(f"{value.name}:n,4,8,16" for value in model.graph.input)
     fixed = attention(batch=2, length=8)
     assert "--input-shape" not in str(how_to_run("model.onnx", options, fixed))
+
+
+def test_the_command_for_atc_leaves_what_optimize_left() -> None:
+    """`atc` fuses once more."""
+    options = make_options("ascend", only="attention", join_weights="none")
+    (line,) = how_to_run("model.onnx", options).ways[0].lines
+    args = parser().parse_args(shlex.split(line)[1:])
+    assert (args.only, args.join_weights, args.assume) == ("attention", "none", [])
+    assert {*OF_ATC, "soc_version"} == (options_of(Options).keys() & options_of(Request).keys()) | {"assume"}
 
 
 @pytest.mark.parametrize(("bodies", "told"), [(True, "the file runs about as fast"), (False, "does not load the file")])
