@@ -69,7 +69,7 @@ def bias_ops(terms: tuple[Term, ...], viewer: Viewer, stepwise: bool = False) ->
 
 def _as_added(view: View, viewer: Viewer) -> BiasOperand:
     """An addend as ONNX Runtime adds it."""
-    return BiasOperand(view, True, is_moved_unrounded(view.base), _summands(view, viewer))
+    return BiasOperand(view, True, is_moved_unrounded(view.base, viewer.info), _summands(view, viewer))
 
 
 def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32, READ_16_BITS, READ_FLOAT32
+from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32, MOVED_AS_FLOAT32, READ_16_BITS, READ_FLOAT32
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, int_attr, is_op, producer, source_through
@@ -19,37 +19,59 @@ from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.numbers import LIMITS
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+MOVED_AS_16_BITS = tuple(op_type for op_type in MOVES if op_type not in MOVED_AS_FLOAT32)
 SCORING = (*FOUR_OPERATIONS, "Where")
 """Operators that scores go through after a term. Their kernels compute 16-bit types in float32."""
 
 
 def is_rounded_behind(base: ir.Value, value: ir.Value, info: ShapeInfo) -> bool:
     """Do the operators that move 16-bit numbers from `base`, where they are computed, to `value` round them? After a
-    Cast from float32 the first such operator does."""
+    Cast from float32 the first such operator does. Raises Decline where that is not known."""
     emitter = value.producer()
     if base is value or emitter is None or info.dtype(value) == ir.DataType.FLOAT:
         return False
     if is_op(base.producer(), "Cast"):
         return True
-    return is_op(base.producer(), *GIVE_FLOAT32) and not (emitter.inputs[0] is base and _has_unrounded_readers(value))
+    if not is_op(base.producer(), *GIVE_FLOAT32):
+        return False
+    _check_moves(base, value)
+    return not (emitter.inputs[0] is base and _has_unrounded_readers(value, info))
 
 
-def is_moved_unrounded(value: ir.Value) -> bool:
+def _check_moves(base: ir.Value, value: ir.Value) -> None:
+    """Raise Decline where one of the operators between two values is computed in float32: what stands beside it may
+    round nothing."""
+    while value is not base and (mover := value.producer()) is not None and mover.inputs[0] is not None:
+        if is_op(mover, *MOVED_AS_FLOAT32):
+            raise _unknown(value, mover)
+        value = mover.inputs[0]
+
+
+def _unknown(value: ir.Value, node: ir.Node) -> Decline:
+    """What is not known of a value that a node reads or moves."""
+    reason = f"whether ONNX Runtime rounds {value.name!r} to 16 bits is not known, as {node.op_type} reads it"
+    return Decline(Code.MASK_VALUE, reason, node)
+
+
+def is_moved_unrounded(value: ir.Value, info: ShapeInfo) -> bool:
     """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
     emitter = value.producer()
     if emitter is None or not is_op(emitter, *MOVES):
         return False
-    return is_op(producer(emitter.inputs[0]), *GIVE_FLOAT32) and _has_unrounded_readers(value)
+    maker = producer(emitter.inputs[0])
+    if is_op(maker, *MOVED_AS_FLOAT32) and info.dtype(value) in SIXTEEN_BITS:
+        raise _unknown(value, emitter)
+    return is_op(maker, *GIVE_FLOAT32) and _has_unrounded_readers(value, info)
 
 
-def _has_unrounded_readers(value: ir.Value) -> bool:
+def _has_unrounded_readers(value: ir.Value, info: ShapeInfo) -> bool:
     """Is a value read only by operators that ONNX Runtime computes in float32? Raises Decline where it is not known of
     a reader."""
     others = [reader for reader in value.consumers() if not is_op(reader, *READ_FLOAT32)]
+    known = MOVED_AS_16_BITS if info.dtype(value) in SIXTEEN_BITS else MOVES
     for reader in others:
-        if not is_op(reader, *MOVES, *READ_16_BITS):
-            reason = f"whether ONNX Runtime rounds {value.name!r} to 16 bits is not known, as {reader.op_type} reads it"
-            raise Decline(Code.MASK_VALUE, reason, reader)
+        if not is_op(reader, *known, *READ_16_BITS):
+            raise _unknown(value, reader)
     return not value.is_graph_output() and not others
 
 
@@ -67,7 +89,7 @@ def is_rounded_on_the_way(value: ir.Value) -> bool:
             continue
         seen.add((current, moved))
         for reader in current.consumers():
-            if is_op(reader, *SCORING):
+            if is_op(reader, *SCORING, *MOVED_AS_FLOAT32):
                 pending.append((reader.outputs[0], False))
             elif _moves_16_bits(reader):
                 moves = not is_op(reader, "Identity")
@@ -79,7 +101,7 @@ def is_rounded_on_the_way(value: ir.Value) -> bool:
 
 def _moves_16_bits(node: ir.Node) -> bool:
     """Does an operator move elements, for which ONNX Runtime has 16-bit kernels?"""
-    return is_op(node, *MOVES, "Concat") or (is_op(node, "Cast") and int_attr(node, "to", 0) in SIXTEEN_BITS)
+    return is_op(node, *MOVED_AS_16_BITS, "Concat") or (is_op(node, "Cast") and int_attr(node, "to", 0) in SIXTEEN_BITS)
 
 
 def _follows_16_bits(node: ir.Node, beside: ir.Value) -> bool:
@@ -90,4 +112,4 @@ def _follows_16_bits(node: ir.Node, beside: ir.Value) -> bool:
 
 def _is_of_16_bits(value: ir.Value) -> bool:
     """Does a 16-bit kernel make the value?"""
-    return is_op(source_through(value, "Identity").producer(), *MOVES, *LIMITS, "Concat")
+    return is_op(source_through(value, "Identity").producer(), *MOVED_AS_16_BITS, *LIMITS, "Concat")

@@ -236,3 +236,32 @@ def test_what_is_rounded_with_the_scores(body: str, code: str) -> None:
     """-3.4e38 is -inf in bfloat16, and a product with an unknown number may be infinite there, not in float32."""
     _, report = fused(parse(PRODUCT_QK + body + SOFTMAX.format("w") + PRODUCT_PV, ROUNDED_MORE))
     assert [(block.code, block.culprit) for block in report.blocks] == [(code, "h")]
+
+
+REPEATED = {
+    "the kernel that repeats reads float32": ("u = Unsqueeze(b, ax) t = Tile(u, rep) ", "declined"),
+    "and gives float32": ("t0 = Tile(b, two) u = Unsqueeze(t0, ax) t = Expand(u, sizes) ", "declined"),
+    "two kernels of float16": ("u = Unsqueeze(b, ax) t = Expand(u, sizes) ", "fused"),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_sums_of_float16_that_are_repeated(name: str) -> None:
+    """-60000 twice is infinite in float16. A Tile has a kernel of float32 alone, so that nothing in front of it is
+    rounded."""
+    moves, status = REPEATED[name]
+    body = (
+        "ax = Constant<value_ints=[1, 2]>() rep = Constant<value_ints=[1, 1, 6, 1]>() two = Constant<value_ints=[1, 1]>()"
+        " sizes = Constant<value_ints=[2, 1, 6, 6]>() f1 = Constant<value=float {1.0}>() one = Cast<to=10>(f1) "
+        "f60 = Constant<value=float {-60000.0}>() low = Cast<to=10>(f60) kt = Transpose<perm=[0,1,3,2]>(k) "
+        f"s = MatMul(q, kt) x = Sub(one, m) a = Mul(x, low) b = Add(a, a) {moves} z = Add(s, t) "
+        "p = Softmax<axis=-1>(z) y = MatMul(p, v) "
+    )
+    inputs = ", ".join(f"float16[2,4,6,8] {operand}" for operand in "qkv") + ", float16[2,6] m"
+    proto = parse(body, inputs=inputs, outputs="float16[2,4,6,8] y")
+    mask = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 1, 0, 0, 0]], np.float16)
+    feeds = {name: array.astype(np.float16) for name, array in random_feeds(proto, m=mask).items()}
+    result, report = fused(proto)
+    assert report.blocks[0].status == status
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 2e-3)
