@@ -252,7 +252,8 @@ def test_sums_of_float16_that_are_repeated(name: str) -> None:
     moves, status = REPEATED[name]
     body = (
         "ax = Constant<value_ints=[1, 2]>() rep = Constant<value_ints=[1, 1, 6, 1]>()"
-        "two = Constant<value_ints=[1, 1]>() sizes = Constant<value_ints=[2, 1, 6, 6]>() f1 = Constant<value=float {1.0}>() one = Cast<to=10>(f1) "
+        "two = Constant<value_ints=[1, 1]>() sizes = Constant<value_ints=[2, 1, 6, 6]>() "
+        "f1 = Constant<value=float {1.0}>() one = Cast<to=10>(f1) "
         "f60 = Constant<value=float {-60000.0}>() low = Cast<to=10>(f60) kt = Transpose<perm=[0,1,3,2]>(k) "
         f"s = MatMul(q, kt) x = Sub(one, m) a = Mul(x, low) b = Add(a, a) {moves} z = Add(s, t) "
         "p = Softmax<axis=-1>(z) y = MatMul(p, v) "
