@@ -16,7 +16,7 @@ a varying operand meets, by number:
     8  the sizes of what enters a region: what their formulas add, and the numbers in their minima and quotients
     9  Slice and Split: a step, the number of parts and their sizes, along an axis that varies
    10  any other operator that has a rule in operators.py and is not in `NOTHING`: its attributes and the operands that
-       do not vary
+       do not vary. Of an operator that moves elements each of them may be a step, or a number of rows that are left out
    11  all of them: what the sizes of an axis that varies, and the integers of an operand that does, are multiples of. A
        Tile, a Concat of several copies and a Reshape multiply a length as a Mul does. So does Size
    12  Gather and Slice, of elements that vary on an axis that does not: the constant indices, starts and ends. A table
@@ -42,7 +42,7 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import combinations, permutations, product
+from itertools import chain, combinations, permutations, product
 from typing import TypeAlias
 
 import numpy as np
@@ -53,7 +53,7 @@ from fa_compiler.passes.ir.nodes import int_attr, is_op, without_none
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
-from fa_compiler.passes.ops.movers import PICKS
+from fa_compiler.passes.ops.movers import ARRAY_MOVES, PICKS
 
 ROUGH = (*COMPARISONS, "Min", "Max", "Clip", "Mod", "Sign", "Abs", "Floor", "Ceil", "Round", "Relu", "Cast")
 """Operators that may change with a float."""
@@ -155,6 +155,8 @@ class Numbers:
     divisors: set[int] = field(default_factory=set)
     """What it is divided by; those of remainders, too."""
     added: set[int] = field(default_factory=set)
+    cut: set[int] = field(default_factory=set)
+    """How many rows a Slice may leave out; they are among what is compared."""
     factors: set[int] = field(default_factory=set)
     tables: set[int] = field(default_factory=set)
     """The sizes of tables whose elements differ; they are among what is compared."""
@@ -178,12 +180,27 @@ class Numbers:
         slopes, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
         steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
         pairs = [*product(self.compared, self.divisors)]
-        found |= {number * other for number, other in pairs} | {other // number for number, other in pairs}
+        found |= {other // number for number, other in pairs} | self._multiples
         found |= {number // step for number, step in product(found, steps)}
         if self.has_squares:
             found |= self.factors
             found |= {round((times * number) ** (1 / root)) for number, root, times in product(found, (2, 3), (1, 2))}
         return sorted({*self.turns, *(number for number in found if LEAST <= number < ENDLESS)})
+
+    @property
+    def _multiples(self) -> set[int]:
+        """The lengths at which a quotient of a length, or a quotient of another divisor of it, meets a number.
+
+        A number may be subtracted in front of each quotient: ((n - a) / d - b) / e is c where n is (c e + b) d + a.
+        """
+        moves = [*product({0, *self.added, *self.cut}, (-1, 1))]
+
+        def before(met: Iterable[int], divisor: int) -> set[int]:
+            return {number * divisor + sign * other for number, (other, sign) in product(met, moves)}
+
+        once = {divisor: before(self.compared, divisor) for divisor in self.divisors}
+        twice = (before(once[last], first) for first, last in permutations(self.divisors, 2))
+        return {abs(length) for length in chain(*once.values(), *twice)}
 
     def add(self, op_type: str, number: float) -> None:
         """Enter a number that an operator met."""
@@ -204,6 +221,8 @@ class Numbers:
             self.factors.add(whole)
         else:
             self.compared.add(whole)
+            if op_type == "Slice":
+                self.cut.add(whole)
 
 
 def _sums(numbers: Sequence[int]) -> set[int]:
@@ -345,6 +364,7 @@ class _Met:
         for number in self.numbers(counts_floats):
             found.add(self.node.op_type, number)
         found.divisors.update(self._parts())
+        found.cut.update(self._of_unlisted_move())
         found.tables.update(self.tables())
         found.factors.update(step for step in self._multiples() if step > 1)
 
@@ -485,11 +505,18 @@ class _Met:
             yield from table.shape
 
     def _parts(self) -> Iterator[int]:
-        """The steps of a Slice and the number of parts of a Split along an axis that varies."""  # 9
+        """The steps of a Slice and the number of parts of a Split along an axis that varies, or what may be."""  # 9
+        yield from self._of_unlisted_move()
         if is_op(self.node, "Slice") and any(map(self._axis_varies, map(int, self._sliced_axes()))):
             yield from (abs(int(step)) for step in self.constant(4) if abs(step) > 1)
         if is_op(self.node, "Split") and self._axis_varies(int_attr(self.node, "axis", 0)):
             yield len(self.node.outputs)
+
+    def _of_unlisted_move(self) -> Iterator[int]:  # 10
+        """The integers of an operator that moves elements and has no row in `_NUMBERS`."""
+        if is_op(self.node, *ARRAY_MOVES) and self.node.op_type not in _NUMBERS and self._any_varies:
+            given = (number for index in range(self.width) for number in self.constant(index))
+            yield from (abs(int(number)) for number in chain(given, self._attributes()) if 1 < abs(number) < ENDLESS)
 
     def _of_split(self) -> Iterator[float]:  # 9
         if self._axis_varies(int_attr(self.node, "axis", 0)):

@@ -238,6 +238,16 @@ FAR = {
         "w = Constant<value_int=3607>() a = Mod(ts, w) w7 = Constant<value_int=7>() x = Div(a, w7) " + IS.format(400),
         2799,
     ),
+    "every twentieth row, without the first 300": (
+        "w = Constant<value_ints=[300]>() w20 = Constant<value_ints=[20]>() w60 = Constant<value_ints=[60]>() "
+        f"e = Constant<value_ints=[{(1 << 63) - 1}]>() a = Slice(o, w, e, ax2, w20) b = Slice(a, w60, e, ax2) "
+        "f = ReduceSum(b, ax2) y = Add(o, f) ",
+        1499,
+    ),
+    "a quotient of a quotient, for each row": (
+        QUOTIENTS.replace("ts", "rc") + "x = Div(a, w9) e = Constant<value_int=30>() c = Less(x, e) " + LATER,
+        2159,
+    ),
 }
 
 

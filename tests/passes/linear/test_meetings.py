@@ -33,13 +33,22 @@ def met(op_type: str, *constants: list[int], **attributes: int | list[int]) -> N
 def test_a_move_without_a_row_meets_all_its_integers(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new operator that moves arrays, such as Roll, is noted before anyone says which of its integers count."""
     monkeypatch.setattr(meetings, "_NUMBERS", {})
-    found = met(op_type, [70], [90], shift=80, shifts=[60])
+    found = met(op_type, [70], [90], shift=80, shifts=[60], step=2)
     assert found.compared | found.factors >= {60, 70, 80, 90}
+    assert found.divisors == found.cut >= {2, 60, 70, 80, 90}
 
 
 def test_a_scatter_into_rows_that_vary() -> None:
     rows = met("ScatterElements", [70])
     assert rows.compared == {70} and not rows.is_unclear
+
+
+def test_a_quotient_of_what_is_left() -> None:
+    """((n - 600) / 20 - 3) / 7 is 5 where n is 1,360."""
+    found = Numbers(compared={5}, divisors={20, 7}, added={600, 3})
+    assert {5 * 7, 5 * 20 + 600, (5 * 7 + 3) * 20 + 600} <= {*found.edges}
+    rows = Numbers(compared={50, 600}, divisors={20}, cut={600})
+    assert 50 * 20 + 600 in rows.edges
 
 
 def test_what_sizes_are_multiples_of() -> None:
