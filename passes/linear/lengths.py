@@ -32,6 +32,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import product
 
 from fa_compiler.passes.linear.meetings import Numbers
 
@@ -121,7 +122,8 @@ def right_lengths(found: int, look: Callable[[int], Verdict], numbers: Callable[
         neighbours = {edge + step for edge in met.edges for step in AROUND}  # 3: of each number
         wanted = _of_chunks(met.chunks, found) | neighbours | {*(DISTANT if neighbours else ())}
     unknown = [edge for edge in met.edges if Verdict.UNKNOWN in (verdicts.get(edge + step) for step in AROUND)]
-    if not met.tables.isdisjoint(unknown):
+    tables = met.tables | {size * number for size, number in product(met.tables, met.divisors)}
+    if not tables.isdisjoint(unknown):
         return None
     return _lengths(verdicts, found, met.chunks, min(unknown, default=None))
 

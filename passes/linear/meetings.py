@@ -21,6 +21,16 @@ a varying operand meets, by number:
        Tile, a Concat of several copies and a Reshape multiply a length as a Mul does. So does Size
    12  Gather and Slice, of elements that vary on an axis that does not: the constant indices, starts and ends. A table
        of 100 rows whose first ones are written differs in row 50 from the 51st on
+   13  Add and Sub of positions and what varies: twice a length
+
+Positions, such as a Range over the tokens and the distances of tokens, are tensors whose shape varies. Not all lengths
+of them are computed. So the numbers that they meet tell where they change only where they are sums, multiples, and
+quotients and remainders of one kind. The region is unclear where positions are
+
+   14  multiplied with what varies or divided by it, or added up
+   15  divided after a product or another division, by a fraction, or by numbers of which none is a multiple of all
+       others; added to what varies after a product, or twice
+   16  large: integers that wrap at a later position, floats that become infinite there
 
 Nothing longer than `MOST_ITERATIONS` is run of a loop. So a body that computes more than sums and multiples of its
 iterations, or carries a number that is none, is unclear. What a graph computes of a length outside of loops is computed
@@ -42,14 +52,14 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations, permutations, product
+from itertools import chain, combinations, combinations_with_replacement, permutations, product
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op, without_none
+from fa_compiler.passes.ir.nodes import int_attr, is_op, producer, without_none
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
@@ -61,6 +71,8 @@ ELEMENTWISE = (*ROUGH, *FOUR_OPERATIONS, "Pow", "Where", "Sum")
 BENT = ("Sqrt", "Log", "Sin", "Cos", "Exp", "Pow")
 SUMMING = ("ReduceSum", "CumSum", "MatMul")
 """Operators whose results grow with the square of a length, or faster, where their operands grow with it."""
+CUTTING = ("Div", "Mod", "Floor", "Ceil", "Round")
+"""Operators that give the same for several positions."""
 LOOPS = ("Loop", "Scan")
 COMPUTING = (*ELEMENTWISE, *BENT, *SUMMING)
 MERGING = ("Size", "Reshape", "Flatten")
@@ -79,6 +91,12 @@ it. Their results have the sizes that the next operator meets (11)."""
 NOTED = frozenset({*RULES, *EXACT, *LOOPS} - NOTHING.keys())
 NARROW = 2
 """Numbers of so many bytes or fewer are cut or rounded where a length is large."""
+WIDE = 8
+"""Integers of fewer bytes wrap where positions are multiplied by more than a few."""
+WHOLE = 2.0**-20
+"""A float is an integer, or the inverse of one, up to so much of it."""
+MOST_PLACES = 1 << 20
+"""Positions that are larger at the lengths that are looked at may be too large for 32 bits at others."""
 SMALL = 64
 """Of tensors with more elements only the ends of runs are noted."""
 MOST_ENDS = 256
@@ -105,6 +123,10 @@ class Note:
     not asked for."""
     is_uniform: bool = field(default=False, compare=False)
     """Are all elements equal?"""
+    ends: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
+    """The least and the largest element that is finite."""
+    size: int = field(default=8, compare=False)
+    """The bytes of an element."""
 
 
 Row: TypeAlias = "tuple[Note | None, ...]"
@@ -119,7 +141,8 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
         return Note(tensor.shape, 0, False, True)
     checksum = zlib.crc32(array.tobytes())
     is_float = array.dtype.kind not in "biu"
-    note = Note(tensor.shape, checksum, True, is_float, array.dtype.itemsize <= NARROW and array.dtype.kind != "b")
+    is_narrow = array.dtype.itemsize <= NARROW and array.dtype.kind != "b"
+    note = Note(tensor.shape, checksum, True, is_float, is_narrow, ends=_finite_ends(array), size=array.dtype.itemsize)
     if array.size <= SMALL:
         numbers = tuple(array.reshape(-1).tolist())
         return replace(note, numbers=numbers, is_uniform=len(set(numbers)) <= 1)
@@ -127,6 +150,14 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
         return note
     ends = _ends_of_runs(array)
     return replace(note, numbers=ends, is_uniform=ends is not None and len(ends) == 1)
+
+
+def _finite_ends(array: np.ndarray) -> tuple[float, float]:
+    """The least and the largest element that is finite; 0 where there is none."""
+    if array.dtype.kind == "b" or not array.size:
+        return 0.0, float(array.any())
+    finite = array if array.dtype.kind in "iu" else array[np.isfinite(array)]
+    return (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
 
 
 def _places(node: ir.Node, indices: Tensor | None) -> list[Tensor]:
@@ -162,6 +193,8 @@ class Numbers:
     """The sizes of tables whose elements differ; they are among what is compared."""
     has_squares: bool = False
     """Is what varies multiplied with what varies?"""
+    has_places: bool = False
+    """Are positions added to what varies? Distances, and positions from both ends, may be compared together."""
     turns: set[int] = field(default_factory=set)
     """The lengths at which what is computed of a length turns (walk.py)."""
     is_unclear: bool = False
@@ -177,6 +210,10 @@ class Numbers:
         """The sizes at which the graph may begin to compute something else: where two sums of multiples of a length and
         of numbers meet, one of which may be 0."""
         found = _sums(sorted(self.added | self.compared)) | self.divisors
+        if self.has_places:  # each comparison may be one with >, which begins at the next token
+            several = range(2, MOST_TERMS + (len(self.compared) <= FEW))
+            sums = [each for times in several for each in combinations_with_replacement(self.compared, times)]
+            found |= {sum(each) + more for each in sums for more in (0, len(each) - 1)}
         slopes, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
         steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
         pairs = [*product(self.compared, self.divisors)]
@@ -292,10 +329,46 @@ def _read(met: Sequence[_Met]) -> Numbers:
     counted = [each for each in met if counts_floats or not each.has_floats]
     found = Numbers(has_squares=any(each.is_square for each in met))
     found.is_unclear = any(each.is_crowded(counts_floats) or each.is_written for each in met)
-    found.is_unclear |= any(each.is_bent or each.is_narrow for each in counted)
+    found.is_unclear |= any(each.is_bent or each.is_narrow or each.is_tangled for each in counted)  # 14 and 16
+    found.is_unclear |= _are_mixed(counted)
     for each in met:
         each.enter(found, counts_floats)
     return found
+
+
+def _are_mixed(met: Sequence[_Met]) -> bool:
+    """Are positions divided, or added to what varies, after a product or twice? Are they divided by several kinds of
+    numbers?"""  # 15
+    cut = {each.node: each for each in met if is_op(each.node, *CUTTING) and each.is_sequence(0)}
+    products = [each.node for each in met if is_op(each.node, "Mul") and each.places]
+    joined = [each.node for each in met if each.is_joined]
+    quotients = [node for node in cut if is_op(node, "Div", "Mod")]
+    pairs = ((joined, [*joined, *products]), (cut, cut), (quotients, products))
+    return _are_kinds(cut.values()) or any(_is_behind(node, others) for nodes, others in pairs for node in nodes)
+
+
+def _are_kinds(met: Iterable[_Met]) -> bool:
+    """Is a divisor no multiple of another one, nor the other of it?"""
+    divisors = {abs(number) for each in met for number in each.constant(1)} - {0}
+    return any(number % other and other % number for number, other in combinations(divisors, 2))
+
+
+def _is_fraction(number: float) -> bool:
+    """Is neither a number nor its inverse an integer, up to rounding?"""
+    sizes = (abs(number), 1 / abs(number)) if number else ()
+    return bool(sizes) and all(abs(size - round(size)) > WHOLE * size for size in sizes if math.isfinite(size))
+
+
+def _is_behind(node: ir.Node, others: Collection[ir.Node]) -> bool:
+    """Does a node read what one of these nodes makes?"""
+    found, pending = {node}, [node]
+    while pending:
+        makers = {*without_none(map(producer, pending.pop().inputs))} - found
+        if not makers.isdisjoint(others):
+            return True
+        found |= makers
+        pending.extend(makers)
+    return False
 
 
 def _differ(sizes: Sequence[int]) -> bool:
@@ -367,6 +440,9 @@ class _Met:
         found.cut.update(self._of_unlisted_move())
         found.tables.update(self.tables())
         found.factors.update(step for step in self._multiples() if step > 1)
+        if self.is_joined:
+            found.factors.add(2)  # 13
+            found.has_places = True
 
     @property
     def is_hidden(self) -> bool:
@@ -377,6 +453,53 @@ class _Met:
         is_large = any(abs(number) >= ENDLESS for note in given for number in note.numbers or ())
         is_product = self.is_square or is_op(self.node, "Div", "Mod", *BENT, *SUMMING)
         return is_product or any(note.is_float for note in given) or (is_large and is_op(self.node, *FOUR_OPERATIONS))
+
+    def is_place(self, index: int) -> bool:
+        """Is an operand one of positions? Its shape varies, its elements are known and differ, and are no truth
+        values."""
+        notes = self._given(index)
+        if not self.is_sequence(index):
+            return False
+        least, most = min(note.ends[0] for note in notes), max(note.ends[1] for note in notes)
+        return any(note.ends[0] < note.ends[1] for note in notes) and max(abs(least), abs(most)) > 1
+
+    def is_sequence(self, index: int) -> bool:
+        """Is an operand known, and does its shape vary?"""
+        notes = self._given(index)
+        return len({note.shape for note in notes}) > 1 and self._all(index, lambda note: note.is_exact)
+
+    @property
+    def places(self) -> list[int]:
+        """The operands that are positions."""
+        return [*filter(self.is_place, range(self.width))]
+
+    @property
+    def _varying(self) -> int:
+        """How many operands vary."""
+        return sum(map(self.varies, range(self.width)))
+
+    @property
+    def is_joined(self) -> bool:
+        """Are positions added to, or subtracted from, what varies?"""
+        return is_op(self.node, "Add", "Sub", "Sum") and self._varying > 1 and bool(self.places)
+
+    @property
+    def is_tangled(self) -> bool:
+        """Are positions multiplied with what varies, or by a fraction, added up, or large?"""
+        if not self.places or not is_op(self.node, *COMPUTING) or not self._is_exact(True):
+            return False
+        if is_op(self.node, "Mul", "Div", "Mod"):
+            given = (*self.constant(0), *self.constant(1))
+            return self._varying > 1 or any(map(_is_fraction, given)) or self._is_large  # 14 and 15
+        return is_op(self.node, *SUMMING, "Pow") or (not self.has_floats and self._is_large)
+
+    @property
+    def _is_large(self) -> bool:
+        """Are numbers so large that they wrap, or become infinite, at later positions?"""  # 16
+        notes = [note for index in range(self.width) for note in self._given(index)]
+        is_cut = is_op(self.node, "Cast") or (is_op(self.node, "Mul") and notes[0].size < WIDE)
+        limit = MOST_PLACES if is_cut and not self.has_floats else ENDLESS
+        return any(abs(end) >= limit for note in notes for end in note.ends)
 
     def is_small(self, index: int) -> bool:
         """Is an operand known, small and of one shape, and does it vary?"""

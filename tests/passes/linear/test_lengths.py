@@ -203,6 +203,56 @@ def test_what_is_right_everywhere() -> None:
         same_at(proto, result, tokens)
 
 
+DISTANCES = "r0 = Unsqueeze(r, zero1) r1 = Unsqueeze(r, one1) ds = Sub(r1, r0) "
+CUBED = "rr = Mul(r, r) x = Mul(rr, r) "
+POSITIONS = {
+    "remainders by several numbers": "w11 = Constant<value_int=11>() w13 = Constant<value_int=13>() "
+    "w17 = Constant<value_int=17>() a = Mod(r, w11) b = Mod(r, w13) d = Mod(r, w17) c11 = Constant<value_int=4>() "
+    "c13 = Constant<value_int=5>() c17 = Constant<value_int=4>() ca = Equal(a, c11) cb = Equal(b, c13) "
+    "cd = Equal(d, c17) cab = And(ca, cb) c = And(cab, cd) ",
+    "a product that wraps": "w = Constant<value=int32 {2097152}>() n = Constant<value=int32 {0}>() r3 = Cast<to=6>(r) "
+    "x = Mul(r3, w) c = Less(x, n) ",
+    "large multiples": "w = Constant<value_int=10000000000>() e = Constant<value_int=15000000000000>() x = Mul(r, w) "
+    "c = Greater(x, e) ",
+    "a cube": CUBED + "e = Constant<value_int=4000000000>() c = Greater(x, e) ",
+    "a quotient of a quotient": "w = Constant<value_int=40>() a = Div(r, w) b = Div(a, w) c = Greater(b, zero) ",
+    "a remainder of a multiple": "w = Constant<value_int=7919>() e = Constant<value_int=5003>() a = Mul(r, w) "
+    "b = Mod(a, e) x = Constant<value_int=1378>() c = Equal(b, x) ",
+    "floats that become infinite": "w = Constant<value_float=3e35>() rf = Cast<to=1>(r) x = Mul(rf, w) d = Sub(x, x) "
+    "e = Equal(d, d) c = Not(e) ",
+    "a sum of remainders": "w = Constant<value_int=7>() e = Constant<value_int=4000>() a = Mod(r, w) "
+    "x = CumSum(a, zero) c = Greater(x, e) ",
+    "a product of two": DISTANCES + "e = Constant<value_int=1562501>() x = Mul(r0, r1) c = Equal(x, e) ",
+    "a sum of two": DISTANCES + "e = Constant<value_int=2900>() x = Add(r0, r1) c = Greater(x, e) ",
+    "multiples of a sum": DISTANCES + "e = Constant<value_int=11000>() a = Add(r0, r1) b = Add(a, a) x = Add(b, b) "
+    "c = Greater(x, e) ",
+    "a fraction": "w = Constant<value_float=1.0007>() rf = Cast<to=1>(r) x = Mul(rf, w) a = Floor(x) e = Equal(a, rf) "
+    "c = Not(e) ",
+    "both ends": "e = Constant<value_int=700>() a = Sub(ts, r) x = Min(a, r) c = Greater(x, e) ",
+    "a distance and a place": DISTANCES + "e = Constant<value_int=700>() ca = Greater(ds, e) cb = Greater(r0, e) "
+    "c = And(ca, cb) ",
+    "a product with a number of chunks": "w = Constant<value_int=300>() e = Constant<value_int=5000>() "
+    "a = Div(ts, w) x = Mul(a, r) c = Greater(x, e) ",
+    "rows of a table": "w = Constant<value_int=64>() a = Div(r, w) x = Gather(chunks, a) c = Greater(x, onef) ",
+}
+
+
+@pytest.mark.parametrize("name", POSITIONS)
+def test_something_else_at_a_position(name: str) -> None:
+    """At positions that are not looked at: nothing is fused, or their lengths are refused."""
+    body = BEFORE + POSITIONS[name] + "s2 = Add(s, s) s3 = Where(c, s2, s) m = Trilu<upper=0>(s3) y = MatMul(m, v) "
+    inputs, table = "float[1,2,T,4] q, float[1,2,T,4] k, float[1,2,T,6] v", np.where(np.arange(60) == 24, 2, 1)
+    proto = parse(body, inputs=inputs + ", float[60] chunks", outputs="float[1,2,U,6] y", opset=18)
+    del proto.graph.input[-1]
+    proto.graph.initializer.append(onnx.numpy_helper.from_array(table.astype(np.float32), "chunks"))
+    result, report = fused(proto)
+    if report.count("fused"):
+        rng, shapes = np.random.default_rng(5), {"q": (1, 2, 1700, 4), "k": (1, 2, 1700, 4), "v": (1, 2, 1700, 6)}
+        given = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+        with pytest.raises(Exception, match="out of bounds|out of data bounds"):
+            run(result, given)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_something_else_at_a_length(name: str) -> None:
     _, report = fused(model(OTHERS[name], name == "a window"))
