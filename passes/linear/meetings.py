@@ -185,6 +185,8 @@ class Numbers:
     """What a size is compared with, cut at or repeated for."""
     divisors: set[int] = field(default_factory=set)
     """What it is divided by; those of remainders, too."""
+    divisors_of_places: set[int] = field(default_factory=set)
+    """What positions are divided by. No walk over the lengths knows where their quotients meet a sum."""
     added: set[int] = field(default_factory=set)
     cut: set[int] = field(default_factory=set)
     """How many rows a Slice may leave out; they are among what is compared."""
@@ -217,6 +219,7 @@ class Numbers:
         slopes, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
         steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
         pairs = [*product(self.compared, self.divisors)]
+        found |= {number * divisor for number, divisor in product([*found], self.divisors_of_places)}
         found |= {other // number for number, other in pairs} | self._multiples
         found |= {number // step for number, step in product(found, steps)}
         if self.has_squares:
@@ -238,6 +241,15 @@ class Numbers:
         once = {divisor: before(self.compared, divisor) for divisor in self.divisors}
         twice = (before(once[last], first) for first, last in permutations(self.divisors, 2))
         return {abs(length) for length in chain(*once.values(), *twice)}
+
+    def include(self, other: Numbers) -> None:
+        """Enter what was entered there."""
+        for mine, given in zip(self._entered, other._entered, strict=True):
+            mine |= given
+
+    @property
+    def _entered(self) -> tuple[set[int], ...]:
+        return self.compared, self.divisors, self.added, self.cut, self.factors
 
     def add(self, op_type: str, number: float) -> None:
         """Enter a number that an operator met."""
@@ -434,8 +446,12 @@ class _Met:
 
     def enter(self, found: Numbers, counts_floats: bool) -> None:
         """Enter the numbers that what varies meets."""
+        own = Numbers()
         for number in self.numbers(counts_floats):
-            found.add(self.node.op_type, number)
+            own.add(self.node.op_type, number)
+        found.include(own)
+        if any(map(self.is_sequence, range(self.width))):
+            found.divisors_of_places |= own.divisors
         found.divisors.update(self._parts())
         found.cut.update(self._of_unlisted_move())
         found.tables.update(self.tables())
