@@ -108,8 +108,8 @@ class Magnitudes(Bounds):
         if "query_rope" in given:
             scores += self._dot(given["query_rope"], given["key_rope"])
         beside = [self.largest(given[name]) for name in ("real_shift", "sink") if name in given]
-        scale = max(1.0, abs(float_attr(node, "scale_value", 1.0)))
-        return max((scores + sum(beside)) * scale, self.largest(given["value"])) < TAME
+        scaled = (scores + sum(beside)) * _enlarging(float_attr(node, "scale_value", 1.0))
+        return scaled < TAME and self.largest(given["value"]) < TAME
 
     def largest(self, value: ir.Value | None) -> float:
         """The largest absolute number of a value; infinity where none is known, or where one may be NaN."""
@@ -123,14 +123,20 @@ class Magnitudes(Bounds):
             return None if array is None else _bound(array)
         node = value.producer()
         if value in self.norms:
-            return self._rounded(self._normalised(self.norms[value]), self.info.dtype(value))
+            return self._finite(self._normalised(self.norms[value]), value)
         if node is not None and (node.domain, node.op_type) == (DOMAIN, GRAPH_OP) and value is node.outputs[_RESULT]:
-            return self._rounded(self._attended(node), self.info.dtype(value))
+            return self._finite(self._attended(node), value)
         if node is not None and node.domain == "com.microsoft" and node.op_type in _OF_RUNTIME:
-            return self._rounded(_OF_RUNTIME[node.op_type](self, node, value), self.info.dtype(value))
-        if is_op(node, *_RULES) and value is node.outputs[0]:
-            return self._rounded(_RULES[node.op_type](self, node), self.info.dtype(value))
+            return self._finite(_OF_RUNTIME[node.op_type](self, node, value), value)
+        if is_op(node, *_RULES) and value is node.outputs[0] and not self._has_integers(value):
+            return self._finite(_RULES[node.op_type](self, node), value)
         return super()._compute(value)
+
+    def _finite(self, bound: Bound | None, value: ir.Value) -> Bound | None:
+        """The bound, rounded to the type of the value. None where that overflows: a sum of an infinite part and another
+        one of the opposite sign is NaN."""
+        rounded = self._rounded(bound, self.info.dtype(value))
+        return rounded if rounded is not None and all(map(math.isfinite, rounded.unless_nan)) else None
 
     def _numbers(self, tensor: ir.TensorProtocol) -> np.ndarray | None:
         """The content of a tensor; None where it is not read, or not of numbers."""
@@ -163,9 +169,9 @@ class Magnitudes(Bounds):
 
     def ready_made(self, node: ir.Node) -> Bound | None:
         """A norm, with its weight and bias."""
-        shape = self.info.shape(node.inputs[0]) if node.inputs[0] is not None else None
+        shape = None if node.inputs[0] is None else self.info.shape(node.inputs[0])
         axis = int_attr(node, "axis", -1)
-        sizes = [None] if shape is None else [dim.const for dim in shape[axis % len(shape) :]]
+        sizes = [dim.const for dim in shape[axis % len(shape) :]] if shape else [None]
         if None in sizes or float_attr(node, "epsilon", 1e-5) <= 0.0 or not self.largest(node.inputs[0]) < SQUARED:
             return None
         count = math.prod(size for size in sizes if size is not None)
@@ -209,8 +215,8 @@ class Magnitudes(Bounds):
         return _within(self.largest(node.inputs[0]))
 
     def gelu_of_sum(self, node: ir.Node, value: ir.Value) -> Bound | None:
-        """The same of a sum with a bias, if there is one."""
-        return _within(self._sum_of(node.inputs))
+        """The same of a sum with a bias, if there is one. QuickGelu has a factor, which may be infinite."""
+        return _within(self._sum_of(node.inputs)) if math.isfinite(float_attr(node, "alpha", 1.0)) else None
 
     def skip_norm(self, node: ir.Node, value: ir.Value) -> Bound | None:
         """A norm of a sum, and the sum."""
@@ -227,7 +233,7 @@ class Magnitudes(Bounds):
 
     def rotated(self, node: ir.Node, value: ir.Value) -> Bound | None:
         """Two numbers, times a cosine and a sine, or a number as it is."""
-        factor = max(1.0, self._sum_of(node.inputs[2:4])) * max(1.0, abs(float_attr(node, "scale", 1.0)))
+        factor = _enlarging(self._sum_of(node.inputs[2:4])) * _enlarging(float_attr(node, "scale", 1.0))
         return _within(self.largest(node.inputs[0]) * factor)
 
     def _sum_of(self, values: Iterable[ir.Value | None]) -> float:
@@ -259,6 +265,11 @@ def _by_name(node: ir.Node) -> dict[str, ir.Value]:
     """The inputs of a FlashAttentionScore by their names."""
     pairs = zip(get(GRAPH_OP).input_names, node.inputs, strict=False)
     return {name: value for name, value in pairs if value is not None and value.name}
+
+
+def _enlarging(factor: float) -> float:
+    """How much a factor enlarges numbers: it may be 1, or NaN."""
+    return 1.0 if abs(factor) <= 1.0 else abs(factor)
 
 
 def _bound(array: np.ndarray) -> Bound | None:

@@ -214,11 +214,32 @@ def test_bounds_hold_what_a_run_gives(step: str, size: float) -> None:
         "y = com.microsoft.SkipLayerNormalization<epsilon=0.0>(x, x, gain, shift)",
         "n, a, y = com.microsoft.SkipLayerNormalization(x, x, gain, shift)",
         'y = Einsum<equation="bsd,bsd->bs">(x, x)',
+        "y = com.microsoft.QuickGelu<alpha=inf>(x)",
+        "n = Squeeze(one) y = LayerNormalization(n, n)",  # which has no axis
     ],
 )
 def test_nothing_is_known_of_other_results(step: str) -> None:
-    given = weights(np.random.default_rng(3)) | {"rows": np.array([-1, WIDTH])}
+    given = weights(np.random.default_rng(3)) | {"rows": np.array([-1, WIDTH]), "one": np.ones(1, np.float32)}
     assert largest_of(from_ids(("f = Reshape(x, rows)", step), given)) == np.inf
+
+
+def test_a_sum_that_overflows_may_be_nan() -> None:
+    """What limits it does not limit NaN."""
+    given = weights(np.random.default_rng(3)) | {"rows": np.array([-1, WIDTH])}
+    given |= {"huge": np.full((WIDTH, WIDTH), 3e38, np.float32), "low": np.full(WIDTH, -3e38, np.float32)}
+    given["table"][0] = 2.0
+    built = from_ids(("f = Reshape(x, rows)", "m = Gemm<beta=2.0>(f, huge, low)", "y = Clip(m, two, two)"), given)
+    (got,) = run(built, {"ids": np.zeros((2, WIDTH), np.int64)})
+    assert np.isnan(got).all()
+    assert largest_of(built) == np.inf
+
+
+def test_products_of_integers_wrap_around() -> None:
+    """The lowest integer has no absolute number of its type."""
+    given = weights(np.random.default_rng(3)) | {"low": np.full((WIDTH, WIDTH), np.iinfo(np.int32).min, np.int32)}
+    built = from_ids(("i = Cast<to=6>(ids)", "m = MatMul(i, low)", "y = Cast<to=1>(m)"), given)
+    (got,) = run(built, {"ids": np.eye(2, WIDTH, dtype=np.int64)})
+    assert 0 < np.abs(got).max() <= largest_of(built)
 
 
 def test_weights_of_every_type_are_read() -> None:
