@@ -172,7 +172,8 @@ class Magnitudes(Bounds):
         shape = None if node.inputs[0] is None else self.info.shape(node.inputs[0])
         axis = int_attr(node, "axis", -1)
         sizes = [dim.const for dim in shape[axis % len(shape) :]] if shape else [None]
-        if None in sizes or float_attr(node, "epsilon", 1e-5) <= 0.0 or not self.largest(node.inputs[0]) < SQUARED:
+        has_floor = float_attr(node, "epsilon", 1e-5) > 0.0
+        if None in sizes or not has_floor or not self.largest(node.inputs[0]) < SQUARED:
             return None
         count = math.prod(size for size in sizes if size is not None)
         bias = input_of(node, 2) if _READY_MADE[node.op_type] else None

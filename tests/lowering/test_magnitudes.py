@@ -210,6 +210,7 @@ def test_bounds_hold_what_a_run_gives(step: str, size: float) -> None:
     [
         "n, m, y = LayerNormalization<axis=-1, epsilon=1e-30>(x, gain, shift)",  # the reciprocal of the deviation
         "y = LayerNormalization<axis=-1, epsilon=0.0>(x, gain, shift)",
+        "y = LayerNormalization<axis=-1, epsilon=nan>(x, gain, shift)",
         "y = Gemm<transA=1>(f, f)",
         "y = com.microsoft.SkipLayerNormalization<epsilon=0.0>(x, x, gain, shift)",
         "n, a, y = com.microsoft.SkipLayerNormalization(x, x, gain, shift)",
