@@ -60,22 +60,24 @@ _READY_MADE = {"LayerNormalization": True, "RMSNormalization": False, "Simplifie
 
 
 def tame_nodes(nodes: Sequence[ir.Node], model: ir.Model, info: ShapeInfo) -> set[ir.Node]:
-    """Those FlashAttentionScore nodes of a model whose operands are finite in every run, with scores below TAME.
+    """Those FlashAttentionScore nodes of a model that have a mask, and whose operands are finite in every run, with
+    scores below TAME. Without a mask this changes no body.
 
     `info` is what is known of the model. External data are not read, but for weights of the model's own file.
     """
+    masked = [node for node in nodes if "atten_mask" in _by_name(node)]
     weights = [value.const_value for value in model.graph.initializers.values() if value.const_value is not None]
-    if sum(weight.size for weight in weights) > MOST_WEIGHTS:
+    if not masked or sum(weight.size for weight in weights) > MOST_WEIGHTS:
         return set()
     known = Magnitudes(info, norms=norms_of(model.graph, info))
-    pending = set(nodes)
+    pending = set(masked)
     for node in model.graph:  # in this order no chain is long
         if not pending:
             break
         pending.discard(node)
         for output in node.outputs:
             known.of(output)
-    return {node for node in nodes if known.is_tame(node)}
+    return {node for node in masked if known.is_tame(node)}
 
 
 def norms_of(graph: ir.Graph, info: ShapeInfo) -> dict[ir.Value, Norm]:

@@ -137,6 +137,25 @@ def test_a_second_layer_needs_the_branch_where_a_row_without_keys_is_nan() -> No
         assert [any(node.op_type == "If" for node in body.node) for body in fused.functions] == wanted
 
 
+def test_what_is_known_of_numbers_makes_no_second_body_without_a_mask() -> None:
+    """One layer reads tokens, and the other one what may hold anything."""
+    lines = [*TABLE, *layer("x", 1), "m = Add(o1, floats)", *layer("m", 2)]
+    unmasked = tuple(
+        line.replace("Add(zs1, far)", "Identity(zs1)").replace("Add(zs2, far)", "Identity(zs2)") for line in lines
+    )
+    fused = fa_compiler.optimize(model(unmasked, weights(np.random.default_rng(0)), "o2")).model
+    assert isinstance(fused, onnx.ModelProto)
+    assert len(fused.functions) == 1
+
+
+@pytest.mark.parametrize("name", ["wk", "gain", "eps"])
+def test_weights_that_a_caller_may_replace_need_the_branch(name: str) -> None:
+    given = weights(np.random.default_rng(0))
+    built = model((*TABLE, MASK, *NORMS["in nodes"], *layer("n", 1)), given)
+    built.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, given[name].shape))
+    assert has_branch(built)
+
+
 def test_weights_in_other_files_are_not_read(tmp_path: Path) -> None:
     given = weights(np.random.default_rng(0))
     given["table"] = np.zeros((2000, WIDTH), np.float32)
