@@ -64,6 +64,8 @@ from fa_compiler.op_registry.node import Dim
 
 OLDEST_OPSET = 13
 """ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
+ALLOWS_ZERO = 14
+"""The first opset in which a Reshape makes sizes of 0, and takes none for a copy of another size."""
 CAST_LIKE = 15
 """The first opset with CastLike."""
 TRILU = 14
@@ -588,7 +590,8 @@ class _Writer(FunctionWriter):
         """The writer of a branch, whose names are no names of this one. Some of its operands are `held`."""
         branch = _Writer(call=self.call, offset=2000)
         branch.names = {stem: branch.offset + count for stem, count in self.names.items()}
-        restored = {name: branch.op("Reshape", *parts) for name, parts in held.items()}
+        zeros: dict[str, Any] = {"allowzero": 1} if self.call.opset >= ALLOWS_ZERO else {}
+        restored = {name: branch.op("Reshape", *parts, **zeros) for name, parts in held.items()}
         branch.operands = replace(self.operands, **restored)
         return branch
 

@@ -185,6 +185,19 @@ def test_a_bias_beside_a_mask(scaled: int, rule: str, huge: float | None) -> Non
     compare(inputs, attrs, 17)
 
 
+@pytest.mark.parametrize("sizes", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)])
+@pytest.mark.parametrize(("layout", "rule"), [("BSH", ""), ("BNSD", "mean"), ("BNSD", "nan"), ("BSND", "unmasked")])
+def test_sizes_of_zero(sizes: tuple[int, int, int], layout: str, rule: str) -> None:
+    """The model declares them, so that ONNX Runtime infers shapes of the branch that is not taken."""
+    rng = np.random.default_rng(2)
+    batch, queries, keys = sizes
+    form = Form(layout=layout, dtype="float32", batch=batch, heads=2, kv_heads=2, queries=queries, keys=keys, size=8)
+    inputs, attrs = form.inputs(rng), {**form.all_attrs, "cpu_empty_rows": rule}
+    inputs["atten_mask"] = (rng.random((batch, 1, 1, keys)) < 0.5).astype(np.uint8)
+    inputs["real_shift"] = np.full((1, 2, 1, 1), np.nan, np.float32)
+    compare(inputs, attrs, 14)
+
+
 @pytest.mark.parametrize(("name", "places"), [("query", (0, 2)), ("key", (0, 1, 2)), ("value", (0, 1, 2))])
 @pytest.mark.parametrize("rule", EMPTY)
 @pytest.mark.parametrize("number", [-1e32, -np.inf, np.nan])
