@@ -134,6 +134,8 @@ class _Known:
     """And the band is a triangle whose first row is at the top left. Nothing else is masked."""
     is_tame: bool = False
     """All operands are finite in every run, and all scores below `TAME` (magnitudes.py)."""
+    is_dequantised: bool = False
+    """A DequantizeLinear makes an operand, but for operators that move elements."""
 
 
 @dataclass(frozen=True)
@@ -177,16 +179,19 @@ class BodyKey:
 
     def for_any_call(self) -> BodyKey:
         """The key of the body that knows nothing of sizes and numbers, so that more nodes have it in common."""
-        return BodyKey.of(replace(self.call, known=_Known()))
+        return BodyKey.of(replace(self.call, known=_Known(is_dequantised=self.call.known.is_dequantised)))
 
 
-def body_key(view: NodeView, opset: int, is_tame: bool = False) -> BodyKey | None:
+def body_key(view: NodeView, opset: int, is_tame: bool = False, is_dequantised: bool = False) -> BodyKey | None:
     """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body.
 
-    `opset` is that of the model. `is_tame` says that all operands are finite in every run, with scores below `TAME`.
+    `opset` is that of the model. `is_tame` says that all operands are finite in every run, with scores below `TAME`,
+    and `is_dequantised` that a DequantizeLinear makes one of them.
     """
     call = _call_of(view, opset)
-    return None if call is None else BodyKey.of(replace(call, known=replace(call.known, is_tame=is_tame)))
+    if call is None:
+        return None
+    return BodyKey.of(replace(call, known=replace(call.known, is_tame=is_tame, is_dequantised=is_dequantised)))
 
 
 def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
@@ -590,8 +595,7 @@ class _Writer(FunctionWriter):
         """The writer of a branch, whose names are no names of this one. Some of its operands are `held`."""
         branch = _Writer(call=self.call, offset=2000)
         branch.names = {stem: branch.offset + count for stem, count in self.names.items()}
-        zeros: dict[str, Any] = {"allowzero": 1} if self.call.opset >= ALLOWS_ZERO else {}
-        restored = {name: branch.op("Reshape", *parts, **zeros) for name, parts in held.items()}
+        restored = {name: branch._restored(*parts) for name, parts in held.items()}
         branch.operands = replace(self.operands, **restored)
         return branch
 
@@ -604,7 +608,17 @@ class _Writer(FunctionWriter):
         return self.op("Mul", self.op("Tanh", self.op("Div", scores, cap)), cap)
 
     def _float(self, name: str) -> str:
-        return self.op("Cast", name, to=TensorProto.FLOAT)
+        """An operand in float32. Behind a DequantizeLinear a Flatten comes first: ONNX Runtime would move the former
+        behind what moves the elements here, and quantise them again, of which some types make an invalid model."""
+        value = self.op("Cast", name, to=TensorProto.FLOAT)
+        if not self.call.known.is_dequantised:
+            return value
+        return self._restored(self.op("Flatten", value), self.op("Shape", name))
+
+    def _restored(self, flat: str, shape: str) -> str:
+        """A tensor that was flattened, in its shape."""
+        zeros: dict[str, Any] = {"allowzero": 1} if self.call.opset >= ALLOWS_ZERO else {}
+        return self.op("Reshape", flat, shape, **zeros)
 
     def _operands(self) -> _Operands:
         """The operands in float32."""

@@ -50,8 +50,9 @@ from fa_compiler.op_registry import (
     RegistryError,
     get,
 )
-from fa_compiler.passes.ir.nodes import all_nodes, graph_opset
+from fa_compiler.passes.ir.nodes import all_nodes, graph_opset, is_op, source_through
 from fa_compiler.passes.ir.surgery import replace_value
+from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -248,7 +249,7 @@ def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> li
     tame = tame_nodes(nodes, model, info)
     for node in nodes:
         try:
-            key = body_key(node_view(node, info), opset, is_tame=node in tame)
+            key = body_key(node_view(node, info), opset, is_tame=node in tame, is_dequantised=_is_dequantised(node))
         except RegistryError:  # a node that the model had before
             return None
         if key is None:
@@ -257,6 +258,12 @@ def _body_keys(model: ir.Model, nodes: Sequence[ir.Node], info: ShapeInfo) -> li
     if len(set(keys)) > len(FILE_OPS):
         keys = [key.for_any_call() for key in keys]
     return keys if len(set(keys)) <= len(FILE_OPS) else None
+
+
+def _is_dequantised(node: ir.Node) -> bool:
+    """Does a DequantizeLinear make an operand of a node, but for operators that move elements?"""
+    operands = (value for value in node.inputs if value is not None)
+    return any(is_op(source_through(value, *MOVES).producer(), "DequantizeLinear") for value in operands)
 
 
 def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onnx.FunctionProto]:
