@@ -190,6 +190,8 @@ class Numbers:
     added: set[int] = field(default_factory=set)
     cut: set[int] = field(default_factory=set)
     """How many rows a Slice may leave out; they are among what is compared."""
+    begun: set[int] = field(default_factory=set)
+    """What the integers of loops begin with. An iteration may stand for several tokens."""
     factors: set[int] = field(default_factory=set)
     tables: set[int] = field(default_factory=set)
     """The sizes of tables whose elements differ; they are among what is compared."""
@@ -214,8 +216,8 @@ class Numbers:
         found = _sums(sorted(self.added | self.compared)) | self.divisors
         if self.has_places:  # each comparison may be one with >, which begins at the next token
             several = range(2, MOST_TERMS + (len(self.compared) <= FEW))
-            sums = [each for times in several for each in combinations_with_replacement(self.compared, times)]
-            found |= {sum(each) + more for each in sums for more in (0, len(each) - 1)}
+            groups = [each for times in several for each in combinations_with_replacement(self.compared, times)]
+            found |= {sum(each) + more for each in groups for more in (0, len(each) - 1)}
         slopes, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
         steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
         pairs = [*product(self.compared, self.divisors)]
@@ -240,7 +242,9 @@ class Numbers:
 
         once = {divisor: before(self.compared, divisor) for divisor in self.divisors}
         twice = (before(once[last], first) for first, last in permutations(self.divisors, 2))
-        return {abs(length) for length in chain(*once.values(), *twice)}
+        sums = _sums(sorted(self.begun | self.compared)) if self.begun else set[int]()
+        iterations = {number * divisor for number, divisor in product(sums, self.divisors)}
+        return {abs(length) for length in chain(*once.values(), *twice, iterations)}
 
     def include(self, other: Numbers) -> None:
         """Enter what was entered there."""
@@ -466,9 +470,9 @@ class _Met:
         if not (is_op(self.node, *COMPUTING) and self._any_varies and self._is_exact(True)):
             return False
         given = [note for index in range(self.width) for note in self._given(index)]
-        is_large = any(abs(number) >= ENDLESS for note in given for number in note.numbers or ())
+        is_wrapped = self._is_large and is_op(self.node, *FOUR_OPERATIONS, "Cast")
         is_product = self.is_square or is_op(self.node, "Div", "Mod", *BENT, *SUMMING)
-        return is_product or any(note.is_float for note in given) or (is_large and is_op(self.node, *FOUR_OPERATIONS))
+        return is_product or any(note.is_float for note in given) or is_wrapped
 
     def is_place(self, index: int) -> bool:
         """Is an operand one of positions? Its shape varies, its elements are known and differ, and are no truth
@@ -513,7 +517,7 @@ class _Met:
     def _is_large(self) -> bool:
         """Are numbers so large that they wrap, or become infinite, at later positions?"""  # 16
         notes = [note for index in range(self.width) for note in self._given(index)]
-        is_cut = is_op(self.node, "Cast") or (is_op(self.node, "Mul") and notes[0].size < WIDE)
+        is_cut = is_op(self.node, "Cast") or (is_op(self.node, *FOUR_OPERATIONS) and notes[0].size < WIDE)
         limit = MOST_PLACES if is_cut and not self.has_floats else ENDLESS
         return any(abs(end) >= limit for note in notes for end in note.ends)
 

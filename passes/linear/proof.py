@@ -314,7 +314,8 @@ class Prover:
         found, members, firsts = looks.meetings.numbers(names), self.region.members, looks.firsts
         turns = walk.turns if walk.followed >= {*looks.meetings.small(members)} else None
         is_unclear = found.is_unclear or turns is None or firsts is None or looks.meetings.hides(members)
-        return replace(found, turns=turns or set(), added=found.added | (firsts or set()), is_unclear=is_unclear)
+        added, begun = found.added | (firsts or set()), (firsts or set()) if looks.begun else set()
+        return replace(found, turns=turns or set(), added=added, begun=begun, is_unclear=is_unclear)
 
     def _is_even(
         self, looks: _Looks, names: Sequence[str], sizes: Mapping[str, int], looked_at: Collection[int]

@@ -391,6 +391,48 @@ def test_something_else_in_an_iteration(name: str) -> None:
     assert not fused(proto)[1].count("fused")
 
 
+CHUNKS = {
+    "a chain of differences": "w = Constant<value_int=11>() "
+    + "".join(f"i{place + 1} = Sub({'i' if not place else f'i{place}'}, w) " for place in range(6))
+    + "e = Equal(i6, zero) ",
+    "two pieces": "w = Constant<value_int=50>() w16 = Constant<value_int=16>() a = Greater(i, w) b = Sub(i, w) "
+    "d = Where(a, b, zero) e = Equal(d, w16) ",
+    "a product that wraps": "w = Constant<value=int32 {33554432}>() n3 = Constant<value=int32 {0}>() "
+    "j = Cast<to=6>(i) a = Mul(j, w) e = Less(a, n3) ",
+}
+
+
+@pytest.mark.parametrize("name", CHUNKS)
+def test_something_else_in_a_chunk(name: str) -> None:
+    """A loop over chunks of eight tokens: few of 536 tokens are in the 67th iteration."""
+    names = "qkv"
+    before = (
+        "zero = Constant<value_int=0>() zero1 = Constant<value_ints=[0]>() eight = Constant<value_ints=[8]>() "
+        "all = Shape<end=1>(q) a7 = Mod(all, eight) a8 = Sub(eight, a7) a9 = Mod(a8, eight) "
+        "z3 = Constant<value_ints=[0,0,0]>() z2 = Constant<value_ints=[0,0]>() pads = Concat<axis=0>(z3, a9, z2) "
+        "wq = Constant<value_ints=[-1,8,2,4]>() wk = Identity(wq) wv = Constant<value_ints=[-1,8,2,6]>() "
+        + "".join(f"{each}p = Pad({each}, pads) {each}c = Reshape({each}p, w{each}) " for each in names)
+        + "n = Shape<end=1>(qc) t = Squeeze(n) "
+    )
+    loop = (
+        "s1, yc = Loop(t, , s0) <body = chunk (int64 i, bool on, float[2,4,6] s) => "
+        "(bool on2, float[2,4,6] s2, float[8,2,6] y0) { on2 = Identity(on) qi = Gather(qc, i) ki = Gather(kc, i) "
+        f"vi = Gather(vc, i) {CHUNKS[name]} keeps = Not(e) kf = Cast<to=1>(keeps) x = Mul(s, kf) "
+        "qt = Transpose<perm=[1,0,2]>(qi) kt = Transpose<perm=[1,2,0]>(ki) vt = Transpose<perm=[1,0,2]>(vi) "
+        "m0 = MatMul(qt, kt) m = Trilu<upper=0>(m0) o0 = MatMul(m, vt) o1 = MatMul(qt, x) o = Add(o0, o1) "
+        "u = MatMul(kt, vt) s2 = Add(x, u) y0 = Transpose<perm=[1,0,2]>(o) }> "
+        "wy = Constant<value_ints=[-1,2,6]>() yf = Reshape(yc, wy) y = Slice(yf, zero1, all, zero1) "
+    )
+    inputs = "float[2,4,6] s0, float[T,2,4] q, float[T,2,4] k, float[T,2,6] v"
+    proto = parse(before + loop, inputs=inputs, outputs="float[U,2,6] y, float[2,4,6] s1", opset=18)
+    result, report = fused(proto)
+    if report.count("fused"):
+        rng = np.random.default_rng(5)
+        shapes = {"s0": (2, 4, 6), "q": (536, 2, 4), "k": (536, 2, 4), "v": (536, 2, 6)}
+        with pytest.raises(Exception, match="out of bounds|out of data bounds"):
+            run(result, {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()})
+
+
 MORE = {
     "few columns": "x = Constant<value_ints=[100]>() c = Less(n, x) y = Where(c, o, o2) ",
     "fewer columns than tokens": "x = Constant<value_ints=[20]>() e = Add(t, x) c = Less(n, e) y = Where(c, o, o2) ",
