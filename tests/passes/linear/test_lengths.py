@@ -43,6 +43,10 @@ SIZE = "n = Shape(a) x = Squeeze(n, zero1) "
 IS = "e = Constant<value_int={}>() ne = Equal(x, e) c = Not(ne) " + LATER
 NEGATIVE = "ne = Less(x, zero) c = Not(ne) " + LATER
 QUOTIENTS = "w = Constant<value_int=8>() w9 = Constant<value_int=9>() a = Div(ts, w) "
+SIXTY_FOURTHS = (
+    "w64 = Constant<value_int=64>() w = Constant<value_int=30>() w7 = Constant<value_int=7>() "
+    "w57 = Constant<value_int=57>() a = Div(rc, w64) "
+)
 THREE_MOD_97 = "w = Constant<value_int=3>() w97 = Constant<value_int=97>() a = Mul(t, w) i = Mod(a, w97) "
 IS_1001, IS_40000 = IS.format(1001), IS.format(40_000)
 OTHERS = {
@@ -126,6 +130,10 @@ OTHERS = {
     "n = Scan<num_scan_inputs=1, body = counted (int64 b, int64 x0) => (int64 b2) { e = Less(b, ts) g = Cast<to=7>(e) "
     "b2 = Add(b, g) }>(zero, x) d = Sub(ts, n) more = Cast<to=1>(d) " + GROWN,
     "a quotient of a quotient, at a few lengths": QUOTIENTS + "x = Div(a, w9) " + IS.format(3),
+    "a quotient of a quotient, for each row": QUOTIENTS.replace("ts", "rc") + "x = Div(a, w9) "
+    "e = Constant<value_int=30>() c = Less(x, e) " + LATER,
+    "a quotient of a quotient by the same number, for each row": "w = Constant<value_int=40>() a = Div(rc, w) "
+    "b = Div(a, w) c = Less(b, one) " + LATER,
     "a quotient of a multiple of a quotient": "w = Constant<value_int=7>() w3 = Constant<value_int=3>() "
     "w5 = Constant<value_int=5>() w2 = Constant<value_int=2>() a = Mul(ts, w) b = Div(a, w3) d = Mul(b, w5) "
     "x = Div(d, w2) " + IS.format(582),
@@ -294,10 +302,8 @@ FAR = {
         "f = ReduceSum(b, ax2) y = Add(o, f) ",
         1499,
     ),
-    "a quotient of a quotient, for each row": (
-        QUOTIENTS.replace("ts", "rc") + "x = Div(a, w9) e = Constant<value_int=30>() c = Less(x, e) " + LATER,
-        2159,
-    ),
+    "a quotient less a number, for each row": (SIXTY_FOURTHS + "b = Sub(a, w) c = Less(b, w7) " + LATER, 1471),
+    "a quotient and a number, for each row": (SIXTY_FOURTHS + "b = Add(a, w) c = Less(b, w57) " + LATER, 1727),
 }
 
 
