@@ -310,6 +310,21 @@ def test_no_branch_reads_what_a_dequantize_linear_could_be_moved_to(tame: bool) 
     assert (branches == 0) == tame
 
 
+def test_nothing_moves_what_a_dequantize_linear_makes() -> None:
+    """ONNX Runtime would quantise it again behind the move, and does not load the model where it may not."""
+    for seed in range(100):
+        inputs, attrs, opset = draw(seed)
+        key = body_key(view_of(inputs, attrs, width_only=True), opset, is_dequantised=True)
+        assert key is not None and key.for_any_call().call.known.is_dequantised
+        body = body_of(key)
+        makers = {output: node for node in body.node for output in node.output}
+        for node in (node for node in body.node if node.op_type in MOVERS):
+            name = node.input[0]
+            while name in makers and makers[name].op_type in IDLE:
+                name = makers[name].input[0]
+            assert name not in {*body.input} - {"atten_mask"}, (seed, name)
+
+
 def read_in_branches(nodes: Sequence[onnx.NodeProto]) -> set[str]:
     """The names that the graphs of these nodes read from around them."""
     read: set[str] = set()
