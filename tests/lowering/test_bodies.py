@@ -22,6 +22,7 @@ from .problems import OP, TRIANGLE, Form, Inputs, agree, bounds, mask
 SPEC = get(OP)
 OUT = "attention_out"
 EMPTY = ("", "zero", "mean", "unmasked", "nan")
+RELEASE = tuple(map(int, ort.__version__.split(".")[:2]))
 
 
 def view_of(inputs: Inputs, attrs: Mapping[str, Any], width_only: bool = False, equal: bool = False) -> NodeView:
@@ -185,6 +186,7 @@ def test_a_bias_beside_a_mask(scaled: int, rule: str, huge: float | None) -> Non
     compare(inputs, attrs, 17)
 
 
+@pytest.mark.skipif(RELEASE < (1, 32), reason="older releases do not broadcast to sizes of 0")
 @pytest.mark.parametrize("sizes", [(0, 3, 3), (2, 0, 3), (2, 3, 0), (2, 0, 0)])
 @pytest.mark.parametrize(("layout", "rule"), [("BSH", ""), ("BNSD", "mean"), ("BNSD", "nan"), ("BSND", "unmasked")])
 def test_sizes_of_zero(sizes: tuple[int, int, int], layout: str, rule: str) -> None:
