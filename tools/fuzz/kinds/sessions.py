@@ -25,7 +25,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import fa_compiler
 from fa_compiler import provider
-from fa_compiler.passes import Report
+from fa_compiler.passes import Options, Report
 from fa_compiler.provider.matching import Replacement
 from tools.fuzz.kind import Finding, Kind, Outcome
 
@@ -468,9 +468,9 @@ def difference(left: Any, right: Any) -> str:
     return "" if close else "other numbers"
 
 
-def as_it_is(content: bytes, addresses: Sequence[int], captures: bool) -> Replacement:
+def as_it_is(content: bytes, addresses: Sequence[int], captures: bool, options: Options) -> Replacement:
     """The graph in place of itself. An input that nobody reads is none of the claimed node."""
-    del addresses, captures
+    del addresses, captures, options
     model = onnx.ModelProto.FromString(content)
     read = set(_read(model.graph))
     for each in [each for each in model.graph.input if each.name not in read]:
