@@ -6,14 +6,17 @@ float32.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32, READ_16_BITS, READ_FLOAT32
+from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32, MOVED_AS_FLOAT32, READ_16_BITS, READ_FLOAT32
+from fa_compiler.passes.ops.movers import MOVES
 
 STEP = 2.0**-13
 """Beside 1 it is lost in float16."""
@@ -84,3 +87,35 @@ def test_what_an_operator_reads(operator: str) -> None:
     own = ran(operator, TensorProto.FLOAT16)
     reads_float32 = np.abs(own - exact).max() < np.abs(own - rounded).max()
     assert reads_float32 == (operator in READ_FLOAT32)
+
+
+MOVED: dict[str, list[np.ndarray]] = {
+    **{key: [] for key in ("Identity", "Flatten", "Transpose", "DepthToSpace", "SpaceToDepth")},
+    **{key: [np.array([1, 4, 2, 2])] for key in ("Tile", "Expand")},
+    **{key: [np.array([0])] for key in ("Unsqueeze", "Squeeze", "Gather")},
+    "Reshape": [np.array([1, 16])],
+    "Slice": [np.array([0]), np.array([2]), np.array([1])],
+    "GatherElements": [np.zeros((1, 4, 2, 2), np.int64)],
+    "GatherND": [np.zeros((1, 1), np.int64)],
+    "ReverseSequence": [np.array([1, 1])],
+}
+"""The operands behind the first one, [1, 4, 2, 2]."""
+BLOCKS = {key: {"blocksize": 2} for key in ("DepthToSpace", "SpaceToDepth")}
+
+
+@pytest.mark.skipif(RELEASE != "1.32", reason="the table is of onnxruntime 1.32")
+@pytest.mark.parametrize("operator", MOVES)
+def test_which_operators_that_move_have_a_kernel_of_16_bits(operator: str, tmp_path: Path) -> None:
+    """The others get casts around them when the session is made."""
+    tensors = [numpy_helper.from_array(array, f"c{place}") for place, array in enumerate(MOVED[operator])]
+    node = helper.make_node(operator, ["x", *(each.name for each in tensors)], ["y"], **BLOCKS.get(operator, {}))
+    given = [helper.make_tensor_value_info("x", TensorProto.FLOAT16, [1, 4, 2, 2])]
+    made = [helper.make_tensor_value_info("y", TensorProto.FLOAT16, None)]
+    graph = helper.make_graph([node], "g", given, made, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.optimized_model_filepath = str(tmp_path / "made.onnx")
+    ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    made_nodes = [each.op_type for each in onnx.load(tmp_path / "made.onnx").graph.node]
+    assert ("Cast" in made_nodes) == (operator in MOVED_AS_FLOAT32), made_nodes
