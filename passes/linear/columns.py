@@ -147,11 +147,9 @@ def of_sizes(node: ir.Node, info: ShapeInfo, sizes: Mapping[str, np.ndarray]) ->
     if arrays is None or dims is None or len(arrays) < len(dims):
         return None
     (lengths,) = np.broadcast_shapes(*(size.shape for size in sizes.values()))
-    columns = (
-        np.stack([np.broadcast_to(array, lengths) for array in arrays], 1)
-        if arrays
-        else np.zeros((lengths, 0), np.int64)
-    )
+    columns = np.empty((lengths, len(arrays)), np.int64)
+    for axis, array in enumerate(arrays):
+        columns[:, axis] = array
     if is_op(node, "Size"):
         return [Column(columns.prod(1), True)]
     axes = exact_results(node, [Tensor(tuple(range(len(dims))))], info)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 import onnx_ir as ir
@@ -48,6 +48,7 @@ SEED = 0x3A1F
 """Of the numbers that stand for rows of numbers."""
 
 
+@cache
 def lengths_walked(until: int = WALKED) -> np.ndarray:
     """The lengths that are walked over, where each one up to `until` is."""
     around = {(1 << power) + step for power in range(1, DOUBLED + 1) for step in (-2, -1, 0, 1)}
