@@ -22,6 +22,7 @@ import onnx
 
 from fa_compiler.errors import InputError
 from fa_compiler.passes.in_place import METADATA
+from fa_compiler.protos.metadata import metadata_of
 
 SPARE = 3
 """Number of rows that the buffers have beyond the rows in use."""
@@ -48,7 +49,9 @@ def buffers_of(model: onnx.ModelProto) -> tuple[Buffer, ...]:
     Raises:
         InputError: the metadata entry does not have the expected form.
     """
-    found = next((entry.value for entry in model.metadata_props if entry.key == METADATA), "[]")
+    found = metadata_of(model, METADATA)
+    if found is None:
+        return ()
     try:
         buffers = tuple(Buffer(**entry) for entry in json.loads(found))
         if all(

@@ -12,7 +12,9 @@ from collections.abc import Iterator
 import onnx
 
 from fa_compiler.comparison.feeds import BATCH, SIZES
+from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.linear.lengths import METADATA, Lengths
+from fa_compiler.protos.metadata import metadata_of
 
 MOST = 512
 """No longer sequences are made."""
@@ -20,7 +22,7 @@ MOST = 512
 
 def lengths_of(model: onnx.ModelProto) -> list[Lengths]:
     """The lengths for which each linear attention of a fused model was right before, where these are not all."""
-    found = (entry.value for node in model.graph.node for entry in node.metadata_props if entry.key == METADATA)
+    found = without_none(metadata_of(node, METADATA) for node in model.graph.node)
     return [Lengths.read(text) for text in found]
 
 

@@ -23,6 +23,7 @@ from fa_compiler.model_files.inline_weights import PROTO_LIMIT, FileWeights
 from fa_compiler.model_files.repairs import OrderError, as_runtime_reads, distinct_weights, repaired
 from fa_compiler.op_registry.collectives import METADATA_KEY
 from fa_compiler.passes.emit.joined import OF_MODEL_FILE
+from fa_compiler.protos.metadata import metadata_of
 from fa_compiler.protos.subgraphs import Subgraphs
 from fa_compiler.protos.tensors import Folder, all_tensors, check_external, is_external, location, message_size
 
@@ -141,7 +142,7 @@ def read_proto(path: Path) -> onnx.ModelProto:
 
 def refuse_sharded(proto: onnx.ModelProto, name: str, advice: str = "give the model from which it was made") -> None:
     """Raise InputError for a model of several ranks, which `shard` made. ONNX Runtime does not know its nodes."""
-    if any(entry.key == METADATA_KEY for entry in proto.metadata_props):
+    if metadata_of(proto, METADATA_KEY) is not None:
         raise InputError(f"{name} is sharded already; {advice}")
 
 

@@ -36,6 +36,7 @@ from fa_compiler.op_registry.collectives import (
     SPECS,
     TOKEN_EXTREMES,
 )
+from fa_compiler.protos.metadata import metadata_of
 from fa_compiler.protos.subgraphs import all_nodes, graphs_of
 
 _KNOWN = (
@@ -106,7 +107,7 @@ def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
     Raises:
         InputError: the record is damaged.
     """
-    text = next((entry.value for entry in proto.metadata_props if entry.key == METADATA_KEY), None)
+    text = metadata_of(proto, METADATA_KEY)
     if text is None:
         return None
     try:

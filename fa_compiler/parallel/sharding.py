@@ -34,6 +34,7 @@ from fa_compiler.pipeline.fusing import fuse_loaded, proto_of, without_collectio
 from fa_compiler.pipeline.how_to_run import run_by_ranks
 from fa_compiler.pipeline.keywords import takes
 from fa_compiler.pipeline.options import make_options
+from fa_compiler.protos.metadata import metadata_of
 
 MODEL = "model.onnx"
 """The name of the model in the folder."""
@@ -152,7 +153,7 @@ def shard(
     fusing = replace(make_options(assume=_assumed(assume)), divided=True)
     loaded = load(model)
     refuse_sharded(loaded.proto, loaded.name)
-    if any(entry.key == METADATA for entry in loaded.proto.metadata_props):
+    if metadata_of(loaded.proto, METADATA) is not None:
         raise InputError(f"{loaded.name} has its caches in place; give the model from which it was made")
     check_target(target)
     with without_collections():

@@ -22,6 +22,7 @@ from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
+from fa_compiler.protos.metadata import metadata_of
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
@@ -83,7 +84,7 @@ def how_to_run(
     if proto is not None and (ranks := _ranks_of(proto)) is not None:
         return _sharded(place, ranks)
     if options.target == "ort" or (options.is_standard and proto is not None and needs_library(proto)):
-        if proto is not None and any(entry.key == METADATA for entry in proto.metadata_props):
+        if proto is not None and metadata_of(proto, METADATA) is not None:
             return _in_place(place, proto)
         return _with_library(place, options, proto, given)
     if options.target == "ascend":
@@ -194,11 +195,11 @@ def _steps(path: str, proto: onnx.ModelProto, room: str = "") -> tuple[str, ...]
 
 def _ranks_of(proto: onnx.ModelProto) -> str | None:
     """The number of ranks of a sharded model, or N if its metadata are damaged; None for any other model."""
-    texts = [entry.value for entry in proto.metadata_props if entry.key == collectives.METADATA_KEY]
-    if not texts:
+    text = metadata_of(proto, collectives.METADATA_KEY)
+    if text is None:
         return None
     with suppress(ValueError, KeyError, TypeError):
-        return str(int(json.loads(texts[0])["ranks"]))
+        return str(int(json.loads(text)["ranks"]))
     return "N"
 
 

@@ -1,0 +1,10 @@
+"""The metadata of a model or a node."""
+
+from __future__ import annotations
+
+import onnx
+
+
+def metadata_of(owner: onnx.ModelProto | onnx.NodeProto, key: str) -> str | None:
+    """The text under a key; None where there is none."""
+    return next((entry.value for entry in owner.metadata_props if entry.key == key), None)
