@@ -73,19 +73,24 @@ def _element(kind: str) -> int:
     return int(getattr(TensorProto, NAMES.get(word, word.upper())))
 
 
+@functools.cache
+def _schemas() -> Mapping[str, list[defs.OpSchema]]:
+    """All definitions of each standard operator."""
+    found: dict[str, list[defs.OpSchema]] = {}
+    for schema in defs.get_all_schemas_with_history():
+        if not schema.domain:
+            found.setdefault(schema.name, []).append(schema)
+    return found
+
+
 def operators() -> list[str]:
     """Every standard operator of the opsets up to NEWEST."""
-    found = {schema.name for schema in defs.get_all_schemas_with_history() if not schema.domain}
-    return sorted(name for name in found if versions(name))
+    return sorted(name for name in _schemas() if versions(name))
 
 
 def versions(operator: str) -> list[int]:
     """The opsets from OLDEST on in which the operator is defined anew, and OLDEST itself where it is defined before."""
-    found = {
-        max(schema.since_version, OLDEST)
-        for schema in defs.get_all_schemas_with_history()
-        if schema.name == operator and not schema.domain and not schema.deprecated
-    }
+    found = {max(schema.since_version, OLDEST) for schema in _schemas()[operator] if not schema.deprecated}
     return sorted(version for version in found if version <= NEWEST)
 
 
@@ -155,8 +160,7 @@ def _kernels() -> list[Any]:
 
 def may_be_lost(operator: str) -> bool:
     """Has an operator a body, or a kernel of an opset before NEWEST for a type that later kernels do not take?"""
-    schemas = [each for each in defs.get_all_schemas_with_history() if each.name == operator and not each.domain]
-    if any(each.has_function or each.has_context_dependent_function for each in schemas):
+    if any(each.has_function or each.has_context_dependent_function for each in _schemas()[operator]):
         return True
     kernels = [each for each in _kernels() if each.op_name == operator]
     since = defs.get_schema(operator, NEWEST, "").since_version

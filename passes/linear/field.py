@@ -11,6 +11,8 @@ exponent therefore has a value of its own, modulo `ORDER`, beside the one modulo
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 PRIME = 2147483579
@@ -22,8 +24,10 @@ _LOW = 1 << 16
 _SMALL = 1 << 20
 _FEW = 256
 """So many numbers are inverted faster one by one."""
-_WIDE = 1 << 8
-"""So many products of 30 by 15 bits and their signs have a sum that float64 holds exactly."""
+_EIGHT = 8
+"""So many products of numbers from -2^30 to 2^30 fit 64 bits."""
+_WIDE = 1 << 7
+"""So many products of 31 by 15 bits and a sign have a sum that float64 holds exactly."""
 
 
 def reduced(array: np.ndarray, modulus: int = PRIME) -> np.ndarray:
@@ -41,15 +45,36 @@ def times(left: np.ndarray, right: np.ndarray | np.int64) -> np.ndarray:
 
 
 def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The matrix product of two arrays as NumPy's matmul. Numbers from -2^30 to 2^30 are multiplied by parts of 16 bits
-    from -2^15 to 2^15, and float64 sums 2^8 of these products without an error."""
-    if left.shape[-1] > _WIDE:
-        half = left.shape[-1] // 2
-        return reduced(matmul(left[..., :half], right[..., :half, :]) + matmul(left[..., half:], right[..., half:, :]))
-    whole, other = (np.where(array > PRIME // 2, array - PRIME, array) for array in (left, right))
+    """The matrix product of two arrays as NumPy's matmul. Eight products of numbers from -2^30 to 2^30 have a sum of
+    less than 2^63. For a longer sum the smaller array is divided into parts of 16 bits, from -2^15 to 2^15, and float64
+    sums 2^7 of their products with 31 bits without an error."""
+    if right.ndim == 1:
+        return np.asarray(matmul(left, right[:, None])[..., 0])
+    if left.ndim == 1:
+        return np.asarray(matmul(left[None], right)[..., 0, :])
+    if left.shape[-1] <= _EIGHT:
+        return reduced(np.matmul(_centred(left), _centred(right)))
+    if left.size < right.size:
+        return matmul(right.swapaxes(-1, -2), left.swapaxes(-1, -2)).swapaxes(-1, -2)
+    other = _centred(right)
     low = ((other + _LOW // 2) & (_LOW - 1)) - _LOW // 2
-    factor = whole.astype(np.float64)
-    upper, lower = (_product(factor, part.astype(np.float64)).astype(np.int64) for part in ((other - low) >> 16, low))
+    high = (other - low) >> 16
+    sums = (
+        _part(left[..., start : start + _WIDE], *(part[..., start : start + _WIDE, :] for part in (low, high)))
+        for start in range(0, left.shape[-1], _WIDE)
+    )
+    return functools.reduce(lambda total, part: reduced(total + part), sums)
+
+
+def _centred(array: np.ndarray) -> np.ndarray:
+    """Numbers modulo PRIME as numbers from -2^30 to 2^30."""
+    return np.where(array > PRIME // 2, array - PRIME, array)
+
+
+def _part(left: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The matrix product of numbers of 31 bits, and of numbers of which the lower 16 bits and the others are given."""
+    factor = left.astype(np.float64)
+    lower, upper = (_product(factor, part.astype(np.float64)).astype(np.int64) for part in (low, high))
     total = reduced(upper)
     total *= _LOW
     total += lower

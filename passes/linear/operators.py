@@ -327,11 +327,10 @@ def _exp(call: Call) -> list[Tensor]:
 @rule("MatMul")
 def _matmul(call: Call) -> list[Tensor]:
     left, right = call[0].numbers(), call[1].numbers()
-    shape = np.matmul(
-        *(np.broadcast_to(np.zeros((), np.int8), tensor.shape) for tensor in (call[0], call[1]))
-    ).shape  # it raises where the shapes do not fit
-    scale = call[0].scales()[1] * call[1].scales()[1]
-    return [Tensor(shape) if left is None or right is None else of_field(matmul(left, right), scale)]
+    if left is None or right is None:
+        zeros = (np.broadcast_to(np.zeros((), np.int8), tensor.shape) for tensor in (call[0], call[1]))
+        return [Tensor(np.matmul(*zeros).shape)]  # it raises where the shapes do not fit
+    return [of_field(matmul(left, right), call[0].scales()[1] * call[1].scales()[1])]
 
 
 @rule("Einsum")

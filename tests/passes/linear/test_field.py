@@ -16,7 +16,18 @@ def test_a_matrix_product_is_exact() -> None:
     assert (matmul(left, right) == wanted).all()
 
 
-@pytest.mark.parametrize("length", [256, 257, (1 << 15) + 3])
+@pytest.mark.parametrize(
+    "one, other", [((70,), (70, 4)), ((5, 70), (70,)), ((70,), (70,)), ((8,), (8,)), ((2, 1, 5, 70), (3, 70, 9))]
+)
+def test_a_matrix_product_has_the_shape_of_that_of_numpy(one: tuple[int, ...], other: tuple[int, ...]) -> None:
+    left, right = RNG.integers(0, PRIME, one), RNG.integers(0, PRIME, other)
+    wanted = np.matmul(left.astype(object), right.astype(object)) % PRIME
+    got = matmul(left, right)
+    assert got.shape == np.shape(wanted)
+    assert (got == wanted).all()
+
+
+@pytest.mark.parametrize("length", [8, 9, 128, 129, (1 << 15) + 3])
 @pytest.mark.parametrize("number", [PRIME - 1, PRIME // 2, PRIME // 2 + 1])
 @pytest.mark.parametrize("other", [PRIME - 1, PRIME // 2, PRIME // 2 + 1, 1 << 15, (1 << 30) - (1 << 15)])
 def test_a_sum_of_the_largest_numbers_is_exact(length: int, number: int, other: int) -> None:
