@@ -29,9 +29,9 @@ FAULTY = "tools.fuzz.faulty.ends"
 @pytest.mark.parametrize("name", names())
 def test_cases_of_each_kind(name: str) -> None:
     kind = load(name)
-    outcomes = [checked(kind, seed) for seed in range(4)]
+    outcomes = [checked(kind, seed) for seed in range(2)]
     assert all(outcome.word for outcome in outcomes)
-    assert checked(kind, 3) == outcomes[3]
+    assert checked(kind, 1) == outcomes[1]
 
 
 @pytest.mark.parametrize("op_type", ["GlobalMaxPool", "ScatterND", "Softmax", "TopK"])
