@@ -2,7 +2,8 @@
 # Needed on the machine: Python 3.11 or newer with venv, a C++20 compiler, make.
 #
 #   make demo     optimise example models, compare with the originals, time both
-#   make test     the test suite
+#   make test     the test suite, without slow rows that run nothing that others do not run
+#   make thorough those rows
 #   make lint     ruff and mypy
 #   make sanitize the kernel tests, those of the provider, and random calls on a library built with address and
 #                 undefined-behaviour sanitizers
@@ -17,8 +18,8 @@
 #   make bench    measure the kernels beside other libraries and the machine's limits; BENCH="all --quick" says how
 #   make fuzz     search for faults with random cases; FUZZ="graphs --seconds 600 --seed 7" says which and how long
 #   make docs     the pages of docs/ as a site in build/docs
-#   make compat   the tests of the library, and the kept graphs, on older releases of ONNX Runtime; the execution provider
-#                 on all releases that can load it, and in packages that make their own sessions (the recipes of
+#   make compat   what make thorough does; the tests of the library, and the kept graphs, on older releases of ONNX Runtime;
+#                 the execution provider on all releases that can load it, and in packages that make their own sessions (the recipes of
 #                 docs/recipes.md; two of them need 9 GB of memory); other tools on fused graphs; rewritten graphs in
 #                 OpenVINO and, where npm is, in onnxruntime-web; programs in C++ and Node; what we declare of ONNX
 #                 Runtime's C interface beside its headers; sharded models in processes of MPI; where Wine and the wheel
@@ -47,7 +48,7 @@ RUNTIMES := $(sort $(OLD_RUNTIMES) $(PROVIDER_RUNTIMES))
 # What an installation compiles or copies; the rest is read where it is.
 NATIVE := $(wildcard lowering/ort/csrc/*.* lowering/ort/csrc/*/*.* lowering/ort/csrc/*/*/*.* fa_compiler/everywhere/*.pth)
 
-.PHONY: demo test sanitize sanitize-fuzz sanitized neon windows wheels release lint bench fuzz docs compat sweep clean
+.PHONY: demo test thorough sanitize sanitize-fuzz sanitized neon windows wheels release lint bench fuzz docs compat sweep clean
 
 demo: $(VENV)/.package
 	$(BIN)/python examples/demo.py
@@ -57,7 +58,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 # worksteal: what lies side by side in a file shares sessions and results of the reference.
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not thorough"
+
+thorough: $(VENV)/.test
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m thorough
 
 # The runtime is not built with sanitizers, so theirs has to be loaded first; Python's own leaks are not ours. The random
 # problems of the tests are left to the search, which has them, too: each time the next ones.
@@ -106,7 +110,7 @@ windows: $(VENV)-wheels/.wheels build/hosts/.hosts
 # Its first part ends in a minute if a version, a date or a commit is missing.
 release: $(VENV)/.test
 	$(BIN)/python -m tools.release before
-	$(MAKE) lint test docs wheels
+	$(MAKE) lint test thorough docs wheels
 	$(VENV)-wheels/bin/python -m tools.release after
 
 bench: $(VENV)/.bench
@@ -127,6 +131,7 @@ docs: $(VENV)-docs/.docs
 # Files for Ascend are made without ONNX Runtime, which only judges them there: the newest one does.
 compat: $(VENV)/.test $(RUNTIMES:%=$(VENV)-%/.test) $(VENV)-tools/.tools $(VENV)-packages/.packages $(VENV)-optimum/.sweep \
 		$(VENV)-mpi/.mpi $(VENV)-wheels/.wheels build/web/.web build/hosts/.hosts build/headers/.headers
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m thorough
 	$(BIN)/python -m tools.compat.check_abi build/hosts build/headers $(HEADERS)
 	set -e; for version in $(OLD_RUNTIMES); do \
 		echo "onnxruntime $$version"; \

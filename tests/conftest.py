@@ -2,9 +2,11 @@
 
 import gc
 import os
+from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
+import pytest
 from hypothesis import HealthCheck, settings
 
 # A busy machine must not fail a test, and a failure must be the same one next time.
@@ -25,6 +27,19 @@ os.environ.pop("COLUMNS", None)
 
 # The garbage collector looks at ten thousand tests and all modules again and again otherwise, and finds nothing.
 gc.set_threshold(100_000, 20, 100)
+
+THOROUGH = Path(__file__).with_name("thorough.txt")
+"""Slow rows that run nothing that others do not run: `make thorough` runs them, `make test` does not. The list is
+written by tools/mutants/thin.py."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Before pytest looks at the marks."""
+    listed = frozenset(THOROUGH.read_text().splitlines())
+    for item in items:
+        if item.nodeid in listed:
+            item.add_marker(pytest.mark.thorough)
 
 
 def pytest_collection_finish() -> None:

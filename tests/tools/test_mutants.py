@@ -10,9 +10,11 @@ import pytest
 
 from tests.pairs import pairwise
 from tests.systems import LIMITS
-from tools.mutants.blocks import all_blocks, blocks, sources
+from tools.mutants.__main__ import THOROUGH
+from tools.mutants.blocks import ROOT, all_blocks, blocks, sources
 from tools.mutants.mutations import Mutant, drawn, mutants, mutated
 from tools.mutants.record import Record
+from tools.mutants.thin import OTHERS, thinned
 from tools.mutants.trials import living, ordered, place
 
 pytestmark = LIMITS
@@ -78,6 +80,28 @@ def test_the_quickest_test_of_each_function_comes_first() -> None:
     assert ordered(record, [0, 1, 2, 3], 1.0) == [0, 2, 1]
     assert ordered(record, [0, 1, 2, 3], 1.0, first="a.py::f[2]") == [1, 0, 2]
     assert ordered(record, [3], 1.0) == [3]
+
+
+def test_rows_that_run_nothing_of_their_own_are_left_out() -> None:
+    """The slowest first. What stays: a third of the rows, what is no row, what is quick, what runs a block that few
+    others run, and what runs none, as a test of a program does."""
+    rows = [f"a.py::f[{place}]" for place in range(2 * OTHERS)]
+    many = [f"a.py::g[{place}]" for place in range(9 * OTHERS)]
+    others = ["a.py::f", "a.py::own[0]", "a.py::own[1]", "a.py::program[0]", "a.py::program[1]", "a.py::quick[0]"]
+    ran = [[0b10000000]] * len(rows) + [[0b00100000]] * len(many)
+    ran += [[0b10000000], [0b01000000], [0b01000000], [0], [0], [0b10000000]]
+    seconds = [*np.linspace(1, 2, len(rows)), *np.linspace(1, 2, len(many)), 9, 8, 8, 7, 7, 0.01]
+    record = Record([*rows, *many, *others], np.array(seconds), np.array(ran, np.uint8))
+    of_rows, of_many = rows[OTHERS - 2 :], many[3 * OTHERS :]
+    assert thinned(record) == sorted(of_rows + of_many)
+
+
+def test_the_rows_that_are_left_out_are_there() -> None:
+    """A line whose test has another name by now leaves nothing out: `python -m tools.mutants thin` writes the list."""
+    lines = THOROUGH.read_text().splitlines()
+    assert lines == sorted(set(lines))
+    for file, name in {tuple(line.split("[")[0].split("::")) for line in lines}:
+        assert f"def {name}(" in (ROOT / file).read_text(), f"{file} has no {name}"
 
 
 @pytest.mark.parametrize("sizes", [(2, 3), (4, 3, 3, 7), (3, 4, 9, 3), (1, 2, 1)])

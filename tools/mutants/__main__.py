@@ -4,9 +4,11 @@
     python -m tools.mutants times                      # the seconds of that run by file; --functions, --tests
     python -m tools.mutants measure                    # 300 mutants of covered code: which are killed, by which test
     python -m tools.mutants measure --against OLD.json # the same sample later: the kills that are lost
+    python -m tools.mutants thin                       # write the list of the rows that are left to `make thorough`
 
 `record` hands what follows `--` to pytest. The kinds of mutants are in `mutations.py`, what counts as a kill in
-`trials.py`. The record and `measure.json` lie in build/mutants (`--state`).
+`trials.py`, and which rows `make test` leaves out in `thin.py`: `measure` leaves them out, too. The record and
+`measure.json` lie in build/mutants (`--state`).
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ import pytest
 from tools.mutants import record as records
 from tools.mutants.blocks import ROOT, all_blocks
 from tools.mutants.mutations import Mutant, drawn
+from tools.mutants.thin import thinned
 from tools.mutants.trials import LIMIT_S, Trials, Verdict, as_json
 
 SEED = 19
 """Of the measure in docs/developing.md."""
 FOLDER = "FA_COMPILER_MUTANTS"
+THOROUGH = ROOT / "tests" / "thorough.txt"
+"""Read by tests/conftest.py."""
 
 
 def record(args: argparse.Namespace) -> int:
@@ -71,7 +76,8 @@ def measure(args: argparse.Namespace) -> int:
     first = {mutant: old[_key(mutant)]["test"] for mutant in sample if _key(mutant) in old}
     trials = Trials(sample, found, args.workers, args.limit, first)
     files = sorted({str(ROOT / test.split("::")[0]) for test in found.tests})
-    pytest.main(["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header", *files], plugins=[trials])
+    usual = ["-q", "-s", "-p", "no:xdist", "-p", "no:cacheprovider", "--no-header", "-m", "not thorough"]
+    pytest.main([*usual, *files], plugins=[trials])
     (args.state / "measure.json").write_text(as_json(trials.verdicts))
     lost = [each for each, verdict in trials.verdicts.items() if verdict.word != "killed" and _was_killed(each, old)]
     for mutant in lost:
@@ -79,6 +85,17 @@ def measure(args: argparse.Namespace) -> int:
     _print_words(trials.verdicts)
     print(f"in {time.monotonic() - start:.0f} s" + (f"; {len(lost)} kills lost" if args.against else ""))
     return 1 if lost else 0
+
+
+def thin(args: argparse.Namespace) -> int:
+    """Write the list of the rows that `make test` leaves out."""
+    found = records.load(args.state)
+    gone = thinned(found)
+    THOROUGH.write_text("".join(f"{test}\n" for test in gone))
+    spent = dict(zip(found.tests, found.seconds.tolist(), strict=True))
+    print(f"{len(gone)} of {len(found.tests)} tests and {sum(map(spent.__getitem__, gone)):.0f} of", end=" ")
+    print(f"{found.seconds.sum():.0f} s of processor time are left to make thorough")
+    return 0
 
 
 def _key(mutant: Mutant) -> tuple[str, int]:
@@ -121,6 +138,8 @@ def main() -> int:
     measuring.add_argument("--against", type=Path, metavar="JSON", help="the same mutants as an earlier measure")
     measuring.add_argument("--killed-only", action="store_true", help="of those only what it saw killed")
     measuring.set_defaults(run=measure)
+    thinning = commands.add_parser("thin", help="list the rows that make test leaves to make thorough")
+    thinning.set_defaults(run=thin)
     args = parser.parse_args()
     code: int = args.run(args)
     return code

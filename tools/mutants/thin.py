@@ -1,0 +1,61 @@
+"""Which rows of the tests `make test` leaves to `make thorough`: slow ones that run nothing that others do not run.
+
+A row is left out where at least OTHERS of the tests that stay run each block that it runs, and a third of the rows of
+its function stay. The slowest rows go first. What a test starts as a program is not recorded, so PROGRAMS names such
+rows: those beside which another row starts nearly the same program.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+from tools.mutants.record import Record
+
+OTHERS = 6
+"""So many tests that stay run each block of one that goes."""
+QUICK_S = 0.04
+"""A row that takes less stays: the list would be long and save little."""
+PROGRAMS = (
+    "tests/face/test_cli.py::test_an_interrupt_that_comes_out_as_another_error[SIGTERM-OSError]",
+    "tests/face/test_cli.py::test_output_to_standard_output[ab-/dev/fd/1]",
+    "tests/face/test_cli.py::test_output_to_standard_output[wb-/proc/self/fd/1]",
+    "tests/face/test_cli.py::test_signals[15]",
+    "tests/face/test_everywhere.py::test_a_process_that_does_not_end_normally_reports[a signal]",
+    "tests/face/test_everywhere.py::test_a_program_whose_stderr_cannot_be_written[open(os.devnull)]",
+    "tests/face/test_everywhere.py::test_one_import[import fa_compiler.everywhere; import onnxruntime as ort-]",
+    "tests/face/test_everywhere.py::test_what_is_counted[a fused file in memory]",
+    "tests/face/test_everywhere.py::test_what_is_counted[a plan in a release that does not tell who has taken nodes]",
+    "tests/face/test_everywhere.py::test_what_is_counted[a plan without attention]",
+    "tests/face/test_everywhere.py::test_what_is_counted[other providers afterwards]",
+    "tests/face/test_everywhere.py::test_what_is_counted[the script adds it and names others]",
+    "tests/face/test_provider.py::test_a_script_with_the_provider[module]",
+    "tests/face/test_python.py::test_a_result_comes_back_from_another_process[ir]",
+)
+
+
+def thinned(record: Record) -> list[str]:
+    """The rows that `make test` may leave out, by their identifiers, sorted."""
+    counts = np.zeros(record.ran.shape[1] * 8, np.int64)
+    for ran in record.ran:
+        counts += np.unpackbits(ran)
+    rows = Counter(map(_function, record.tests))
+    kept = Counter(rows)
+    gone = [test for test in record.tests if test in PROGRAMS]
+    for place in np.argsort(-record.seconds).tolist():
+        if record.seconds[place] < QUICK_S:
+            break
+        test = record.tests[place]
+        function, blocks = _function(test), np.flatnonzero(np.unpackbits(record.ran[place]))
+        if "[" not in test or test in PROGRAMS or kept[function] - 1 < rows[function] / 3:
+            continue
+        if blocks.size and (counts[blocks] > OTHERS).all():
+            counts[blocks] -= 1
+            kept[function] -= 1
+            gone.append(test)
+    return sorted(gone)
+
+
+def _function(test: str) -> str:
+    return test.split("[")[0]
