@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-
-import pytest
 
 from tests.systems import SOURCES
 
@@ -48,30 +49,47 @@ def notes(text: str, tree: ast.Module) -> list[str]:
     ]
 
 
-TEXTS = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
-TREES = {path: ast.parse(text) for path, text in TEXTS.items()}
-NOTES = {path: notes(TEXTS[path], TREES[path]) for path in TEXTS}
-GRAMMARS = {path: cases for path, tree in TREES.items() if (cases := grammar(tree))}
+@dataclass(frozen=True)
+class Grammars:
+    """The cases of the files that have a grammar, and the notes of all files."""
+
+    cases: Mapping[Path, set[int]]
+    notes: Mapping[Path, list[str]]
+
+
+@functools.cache
+def grammars() -> Grammars:
+    """Those of passes/. They are read by the first test: reading them takes two seconds."""
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(ROOT.rglob("*.py"))}
+    trees = {path: ast.parse(text) for path, text in texts.items()}
+    return Grammars(
+        {path: cases for path, tree in trees.items() if (cases := grammar(tree))},
+        {path: notes(texts[path], trees[path]) for path in texts},
+    )
 
 
 def cited_elsewhere(name: str) -> set[int]:
     """The cases of a file that other files cite."""
-    found = (match for texts in NOTES.values() for text in texts for match in ELSEWHERE.findall(text))
+    found = (match for texts in grammars().notes.values() for text in texts for match in ELSEWHERE.findall(text))
     return {number for file, numbers in found if file == name for number in expanded(numbers)}
 
 
-@pytest.mark.parametrize("path", GRAMMARS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_case_is_cited(path: Path) -> None:
-    cited = {number for text in NOTES[path] for number in expanded(text)} | cited_elsewhere(path.name)
-    assert not GRAMMARS[path] - cited, "these cases stand in the grammar, and no branch cites them"
+def test_every_case_is_cited() -> None:
+    missed = {}
+    for path, cases in grammars().cases.items():
+        cited = {number for text in grammars().notes[path] for number in expanded(text)}
+        missed[path] = cases - cited - cited_elsewhere(path.name)
+    assert not {path: left for path, left in missed.items() if left}, "grammars have these cases, no branch cites them"
 
 
-@pytest.mark.parametrize("path", GRAMMARS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_cited_case_is_in_the_grammar(path: Path) -> None:
-    cited = {number for text in NOTES[path] for match in CITED.findall(text) for number in expanded(match)}
-    assert not cited - GRAMMARS[path], "these numbers are cited, and the grammar has no such case"
+def test_every_cited_case_is_in_the_grammar() -> None:
+    unknown = {}
+    for path, cases in grammars().cases.items():
+        found = (match for text in grammars().notes[path] for match in CITED.findall(text))
+        unknown[path] = {number for match in found for number in expanded(match)} - cases
+    assert not {path: left for path, left in unknown.items() if left}, "these numbers are cited, no grammar has them"
 
 
 def test_the_grammars_are_found() -> None:
     """More than twenty files have one: a change of the form of grammars changes CASE, too."""
-    assert len(GRAMMARS) > 20
+    assert len(grammars().cases) > 20
