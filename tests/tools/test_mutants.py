@@ -94,6 +94,7 @@ def test_rows_that_run_nothing_of_their_own_are_left_out() -> None:
     record = Record([*rows, *many, *others], np.array(seconds), np.array(ran, np.uint8))
     of_rows, of_many = rows[OTHERS - 2 :], many[3 * OTHERS :]
     assert thinned(record) == sorted(of_rows + of_many)
+    assert thinned(record, many[-2:]) == sorted(of_rows + many[3 * OTHERS - 2 : -2])
 
 
 def test_the_rows_that_are_left_out_are_there() -> None:

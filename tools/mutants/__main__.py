@@ -90,7 +90,8 @@ def measure(args: argparse.Namespace) -> int:
 def thin(args: argparse.Namespace) -> int:
     """Write the list of the rows that `make test` leaves out."""
     found = records.load(args.state)
-    gone = thinned(found)
+    noticed = {row["test"] for path in args.against for row in json.loads(path.read_text())}
+    gone = thinned(found, noticed)
     THOROUGH.write_text("".join(f"{test}\n" for test in gone))
     spent = dict(zip(found.tests, found.seconds.tolist(), strict=True))
     print(f"{len(gone)} of {len(found.tests)} tests and {sum(map(spent.__getitem__, gone)):.0f} of", end=" ")
@@ -139,6 +140,14 @@ def main() -> int:
     measuring.add_argument("--killed-only", action="store_true", help="of those only what it saw killed")
     measuring.set_defaults(run=measure)
     thinning = commands.add_parser("thin", help="list the rows that make test leaves to make thorough")
+    thinning.add_argument(
+        "--against",
+        type=Path,
+        nargs="*",
+        default=[],
+        metavar="JSON",
+        help="results of measure: what noticed a fault stays",
+    )
     thinning.set_defaults(run=thin)
     args = parser.parse_args()
     code: int = args.run(args)

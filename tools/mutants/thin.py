@@ -2,12 +2,13 @@
 
 A row is left out where at least OTHERS of the tests that stay run each block that it runs, and a third of the rows of
 its function stay. The slowest rows go first. What a test starts as a program is not recorded, so PROGRAMS names such
-rows: those beside which another row starts nearly the same program.
+rows: those beside which another row starts nearly the same program. A row that noticed a fault of a measure stays.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 import numpy as np
 
@@ -35,8 +36,8 @@ PROGRAMS = (
 )
 
 
-def thinned(record: Record) -> list[str]:
-    """The rows that `make test` may leave out, by their identifiers, sorted."""
+def thinned(record: Record, noticed: Collection[str] = ()) -> list[str]:
+    """The rows that `make test` may leave out, by their identifiers, sorted. `noticed` are those that stay."""
     counts = np.zeros(record.ran.shape[1] * 8, np.int64)
     for ran in record.ran:
         counts += np.unpackbits(ran)
@@ -48,7 +49,7 @@ def thinned(record: Record) -> list[str]:
             break
         test = record.tests[place]
         function, blocks = _function(test), np.flatnonzero(np.unpackbits(record.ran[place]))
-        if "[" not in test or test in PROGRAMS or kept[function] - 1 < rows[function] / 3:
+        if "[" not in test or test in PROGRAMS or test in noticed or kept[function] - 1 < rows[function] / 3:
             continue
         if blocks.size and (counts[blocks] > OTHERS).all():
             counts[blocks] -= 1
