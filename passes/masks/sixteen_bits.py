@@ -79,7 +79,7 @@ def is_rounded_on_the_way(value: ir.Value) -> bool:
     """Does ONNX Runtime round a 16-bit sum to 16 bits on its way to the softmax?
 
     A single moving operator between others is computed in float32. Two in a row are not, nor is a Concat whose first
-    operand comes from a 16-bit kernel, such as an Expand that makes a sink.
+    operand comes from a 16-bit kernel, such as an Expand that makes a sink. Max, Min and Clip round what they read.
     """
     pending = [(value, False)]  # a value, and whether a moving operator makes it
     seen: set[tuple[ir.Value, bool]] = set()
@@ -91,6 +91,8 @@ def is_rounded_on_the_way(value: ir.Value) -> bool:
         for reader in current.consumers():
             if is_op(reader, *SCORING, *MOVED_AS_FLOAT32):
                 pending.append((reader.outputs[0], False))
+            elif is_op(reader, *LIMITS):
+                return True
             elif _moves_16_bits(reader):
                 moves = not is_op(reader, "Identity")
                 if moves and (moved or _follows_16_bits(reader, current)):

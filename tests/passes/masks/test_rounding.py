@@ -6,9 +6,11 @@ The first batch entry is masked everywhere, so that what is left of its scores s
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes import Block
+from fa_compiler.passes.masks.sixteen_bits import is_rounded_on_the_way
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, Array, assert_same, fused, parse, random_feeds, run
 
 PADDING = np.array([[0, 0, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0]], np.bool_).reshape(2, 1, 1, 6)
@@ -266,3 +268,16 @@ def test_sums_of_float16_that_are_repeated(name: str) -> None:
     assert report.blocks[0].status == status
     for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
         assert_same(got, wanted, 2e-3)
+
+
+@pytest.mark.parametrize(
+    ("behind", "rounded"),
+    [("Max(b, w)", True), ("Min(w, b)", True), ("Clip(b, n, n)", True), ("Where(m, b, w)", False)],
+)
+def test_operators_behind_a_sum_that_have_kernels_of_16_bits(behind: str, rounded: bool) -> None:
+    """Such an operator rounds the sum, whatever step of the scores it is."""
+    more = "float16[1,4,S,S] w, bool[1,1,1,S] m, float16 n"
+    body = f"a = Identity(w) b = Add(a, w) x = {behind} y = Softmax<axis=-1>(x)"
+    model = ir.from_proto(parse(body, more, outputs="float16[1,4,S,S] y"))
+    (total,) = (node for node in model.graph if node.op_type == "Add")
+    assert is_rounded_on_the_way(total.outputs[0]) is rounded
