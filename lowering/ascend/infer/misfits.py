@@ -14,6 +14,7 @@ from fa_compiler.lowering.ascend.graph import UNKNOWN
 from fa_compiler.lowering.ascend.infer.facts import (
     InferenceError,
     OpFacts,
+    Shape,
     broadcast,
     common_size,
     product,
@@ -311,11 +312,16 @@ def _tables(call: OpFacts) -> None:
     x, cos, sin = (call.x(name).shape for name in ("x", first, second))
     if not shapes_agree(cos, sin):
         raise InferenceError(f"{first} has the shape {list(cos or ())}, {second} {list(sin or ())}")
-    if x is None or cos is None:
+    _fit_table(first, cos, "x", x)
+
+
+def _fit_table(table: str, own: Shape, name: str, shape: Shape) -> None:
+    """Raise InferenceError where a table does not broadcast to what it rotates along the last axis."""
+    if own is None or shape is None:
         return
-    fits = len(x) == len(cos) and all(own == 1 or sizes_agree(own, size) for own, size in zip(cos, x, strict=True))
-    if not fits or not sizes_agree(cos[-1], x[-1]):
-        raise InferenceError(f"{first} has the shape {list(cos)}, x {list(x)}")
+    fits = len(shape) == len(own) > 0 and all(a == 1 or sizes_agree(a, b) for a, b in zip(own, shape, strict=True))
+    if not fits or not sizes_agree(own[-1], shape[-1]):
+        raise InferenceError(f"{table} has the shape {list(own)}, {name} {list(shape)}")
 
 
 @_refuses("ApplyRotaryPosEmb")
@@ -324,12 +330,7 @@ def _tables_of_pair(call: OpFacts) -> None:
     if not shapes_agree(cos, sin):
         raise InferenceError(f"cos has the shape {list(cos or ())}, sin {list(sin or ())}")
     for name in ("query", "key"):
-        x = call.x(name).shape
-        if x is None or cos is None:
-            continue
-        fits = len(x) == len(cos) and all(own == 1 or sizes_agree(own, size) for own, size in zip(cos, x, strict=True))
-        if not fits or not sizes_agree(cos[-1], x[-1]):
-            raise InferenceError(f"cos has the shape {list(cos)}, {name} {list(x)}")
+        _fit_table("cos", cos, name, call.x(name).shape)
 
 
 @_refuses("SwiGlu", "GeGluV2", "ClippedSwiglu")

@@ -321,6 +321,8 @@ MISFITS: list[tuple[str, dict[str, Fact], dict[str, Any], str]] = [
         {},
         r"cos has the shape \[2, 1, 3, 64\], x",
     ),
+    ("InterleaveRope", {name: Fact(H, ()) for name in ("x", "cos", "sin")}, {}, r"cos has the shape \[\], x \[\]"),
+    ("ApplyRotaryPosEmb", {name: Fact(H, ()) for name in ("query", "key", "cos", "sin")}, {}, r"\[\], query \[\]"),
     ("TopK", {**X, "k": number(9)}, {"dim": -1}, "an axis of 6 has no 9 largest elements"),
     ("MatMulV2", {"x1": Fact(F, (3, 4)), "x2": Fact(F, (5, 4))}, {}, "share no axis: 4 and 5"),
     ("MatMulV2", {"x1": Fact(F, (2, 3, 4)), "x2": Fact(F, (4, 4))}, {}, "takes no tensors of ranks 3 and 2"),
