@@ -234,7 +234,7 @@ COMMUTATIVE = ("Add", "Mul", "Max", "Min", "Or", "And", "Equal")
 """Operators of two operands whose result is the same in either order of them."""
 _BINARY = (
     *(*FOUR_OPERATIONS, *COMPARISONS, "And", "Or", "Xor"),
-    *("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+    *("PRelu", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift"),
 )
 _VARIADIC = ("Min", "Max", "Sum", "Mean")
 _ACTIVATIONS = (
@@ -247,7 +247,7 @@ WRITERS = ("ScatterND", "ScatterElements", "Scatter", "TensorScatter")
 """Operators that write updates into a tensor."""
 POINTWISE = (
     *(*_BINARY, *_VARIADIC, *_ACTIVATIONS),
-    *("Identity", "Cast", "Clip", "Pow", "Mod", "Where", "BitShift"),
+    *("Identity", "Cast", "Clip", "Pow", "Mod", "Where"),
 )
 """Each element of the result is made of one element of each operand. The operands are broadcast as in NumPy."""
 

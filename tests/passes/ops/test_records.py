@@ -5,6 +5,12 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
+from fa_compiler.passes.ops import RULES
+from fa_compiler.passes.ops.elementwise import POINTWISE
+from fa_compiler.passes.ops.movers import MOVES
+from fa_compiler.passes.ops.reduce import ALONG_AXES, REDUCTIONS
 from tests.systems import SOURCES
 
 pytestmark = SOURCES
@@ -46,3 +52,11 @@ def names_many(file: Path) -> bool:
     """Does a file name so many of the common operators?"""
     strings = {node.value for node in ast.walk(ast.parse(file.read_text("utf-8"))) if isinstance(node, ast.Constant)}
     return sum(operator in strings for operator in COMMON.split()) >= MANY
+
+
+@pytest.mark.parametrize(
+    "group", [POINTWISE, REDUCTIONS, ALONG_AXES, MOVES], ids=["pointwise", "reduced", "along", "moved"]
+)
+def test_operators_of_a_group_have_a_rule_for_their_shape(group: tuple[str, ...]) -> None:
+    """A rank computes its part of their results, and shapes are what it asks for."""
+    assert not [op_type for op_type in group if ("", op_type) not in RULES]
