@@ -231,7 +231,7 @@ def _with_atc(path: str, options: Options, proto: onnx.ModelProto | None) -> How
     for name in OF_ATC:
         option = options_of(Options)[name]
         if (value := getattr(options, option.field)) and value != option.default:
-            words += [option.flag, value if isinstance(value, str) else ",".join(sorted(value))]
+            words += [option.flag, ",".join(sorted(value)) if isinstance(value, frozenset) else str(value)]
     command = shell.command(words)
     needs = "The operators of this file are those of Ascend. The first command writes the folder that ATC compiles."
     if sizes := "" if proto is None else _open_sizes(proto):

@@ -159,12 +159,19 @@ def test_the_command_for_atc_has_what_the_file_was_written_for(soc: str | None, 
     assert "--input-shape" not in str(how_to_run("model.onnx", options, fixed))
 
 
+GIVEN: dict[str, Any] = {"cann": "8.5.0", "assume": ["no-empty-rows"], "only": "attention", "join_weights": "none"}
+"""A value that is not the default for each option that the command for `atc` repeats."""
+
+
 def test_the_command_for_atc_leaves_what_optimize_left() -> None:
     """`atc` fuses once more."""
-    options = make_options("ascend", only="attention", join_weights="none")
-    (line,) = how_to_run("model.onnx", options).ways[0].lines
-    args = parser().parse_args(shlex.split(line)[1:])
-    assert (args.only, args.join_weights, args.assume) == ("attention", "none", [])
+    assert GIVEN.keys() == {*OF_ATC}
+    for given in (GIVEN, *({name: value} for name, value in GIVEN.items())):
+        (line,) = how_to_run("model.onnx", make_options("ascend", **given)).ways[0].lines
+        words = shlex.split(line)[1:]
+        args = parser().parse_args(words)
+        assert {name: getattr(args, name) for name in given} == given
+        assert {options_of(Options)[name].flag for name in OF_ATC if name not in given}.isdisjoint(words)
     assert {*OF_ATC, "soc_version"} == (options_of(Options).keys() & options_of(Request).keys()) | {"assume"}
 
 
