@@ -95,8 +95,8 @@ class ScoreWalk:
                 self.multiply(step)
             case Add():
                 self.add(step)
-            case Select(node, condition, keep, fill):
-                self.terms.append(Select(node, self._aligned(condition, node), keep, fill))
+            case Select():
+                self.select(step)
             case Floor():
                 if self.terms or self.is_unbounded:
                     self.terms.append(step)
@@ -135,6 +135,10 @@ class ScoreWalk:
         """Add a tensor. Raises Decline."""
         if not self.take_product(step, self):
             self.terms.append(Add(step.node, self._aligned(step.operand, step.node), step.sign))
+
+    def select(self, step: Select[ir.Value]) -> None:
+        """Put a number in place of some scores. Raises Decline."""
+        self.terms.append(Select(step.node, self._aligned(step.operand, step.node), step.keep, step.fill))
 
     def _aligned(self, value: ir.Value, node: ir.Node) -> AlignedTensor:
         """What a step combines with the scores. It fits if the result has the shape of what the step is done to, apart

@@ -42,6 +42,9 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
      17     | Mul(scores, b)                               b is 1 wherever a selection (10) behind it, with factors
                                                            (7) between them, keeps the scores: b is cast from its
                                                            condition, or the condition compares b with 0 or 1
+     18     | Min(scores, Where(b, inf, -inf))             the same selection as Where(b, scores, -inf) (10): no
+            | Min(scores, Where(b, -inf, inf))             number is above inf, and none is below -inf. A minimum
+                                                           keeps NaN, so that no term may make +inf or NaN before
 
 A soft cap is c * tanh(scores / c), in any spelling. The operator's scale is the product of all factors (7) on both
 sides of Tanh. c is the product of the factors behind Tanh, so that scale / c is the product of the factors before Tanh.
@@ -258,6 +261,22 @@ class ZeroSelected(OwnStep):
             raise Decline(Code.SCALE, reason, self.node, "cast it from a boolean mask")
         if number != 1.0:
             walk.multiply(Scale(self.node, number))
+
+
+@dataclass(frozen=True)
+class SelectByMinimum(OwnStep):
+    """Case 18: everything so far where `condition` equals `keep`, and -inf elsewhere."""
+
+    condition: ir.Value
+    keep: bool
+
+    def walk(self, walk: ScoreWalk) -> None:
+        values, terms = TermValues(walk.viewer), tuple(walk.terms)
+        for index, term in enumerate(terms):
+            if values.may_be_plus_infinity(terms, index):
+                reason = f"{term.node.op_type} may make NaN of scores, which a minimum keeps and a selection does not"
+                raise Decline(Code.SCORE_TERM, reason, self.node, MASK_ADVICE)
+        walk.select(Select(self.node, self.condition, self.keep, -math.inf))
 
 
 @dataclass(frozen=True)
@@ -697,6 +716,19 @@ def _is_half_floor(scores: ir.Value, floor: float, viewer: Viewer) -> bool:
     return dtype == ir.DataType.FLOAT16 and floor == -FLOAT16_MAX
 
 
+def _peel_least(node: ir.Node, viewer: Viewer) -> Peeled:
+    """Case 18: a selection by a minimum."""
+    for scores, limit in operand_orders(node, "Min") if len(node.inputs) == 2 else ():
+        maker = limit.producer()
+        if not is_op(maker, "Where") or not _may_keep_shape(scores, node, viewer.info):
+            continue
+        condition, *branches = operands(maker)
+        limits = [viewer.uniform_value(branch, scores) for branch in branches]
+        if set(limits) == {math.inf, -math.inf} and _leads_to_product(scores, viewer):
+            return SelectByMinimum(node, condition, limits[0] == math.inf), scores
+    return None
+
+
 def _peel_cast(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 6: a cast. Raises Decline where the cast rounds to float16."""
     if not is_op(node, "Cast"):
@@ -785,6 +817,6 @@ def _peel_where(node: ir.Node, viewer: Viewer) -> Peeled:
 
 CASES = (
     *(_peel_layout, _peel_cast, _peel_rounding, _peel_scale, _peel_cap, _peel_blend),
-    *(_peel_add, _peel_where, _peel_floor, _peel_factor),
+    *(_peel_add, _peel_where, _peel_least, _peel_floor, _peel_factor),
 )
-"""What `_peel` tries in turn: 4 and 5, 6, 15, 7, 14, 11, 9, 10, 13, 8."""
+"""What `_peel` tries in turn: 4 and 5, 6, 15, 7, 14, 11, 9, 10, 18, 13, 8."""

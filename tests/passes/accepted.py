@@ -81,6 +81,7 @@ ACCEPTED: Mapping[str, Tested] = {
         },
         "in any number and order": "masks/test_masks.py",
         "by arithmetic": {"form": ("mul_add",)},
+        "`min(s, where(mask, inf, -inf))`": {"form": ("least",)},
         "`where(mask, s * b, f)`": "masks/test_selections.py",
         "of more dimensions that are 1": "masks/test_enlarging_masks.py",
         "a floor": {"floor": (False, True)},

@@ -226,6 +226,10 @@ class _Composer:
             self.keep = mask.form == "select"
             self.condition = self._turned(flag if self.keep else writer.op("Not", flag), mask)
             return writer.op("Where", self.condition, *((scores, low) if self.keep else (low, scores)))
+        if mask.form == "least":
+            high = writer.const(math.inf, kind)
+            limit = writer.op("Where", self._turned(flag, mask), high, low)
+            return writer.op("Min", *((scores, limit) if len(writer.nodes) % 2 else (limit, scores)))
         if mask.form == "mul_add":
             number = self._turned(writer.op("Cast", keep, to=NAMES[kind]), mask)
             rest = writer.op("Mul", writer.op("Sub", writer.const(1, kind), number), low)

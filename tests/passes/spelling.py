@@ -30,6 +30,7 @@ class Mask:
     form     select       Where(keep, s, fill)             select_drop   Where(drop, fill, s)
              add_where    s + Where(keep, 0, fill)         add_mul       s + (1 - float(keep)) * fill
              mul_add      s * float(keep) + (1 - float(keep)) * fill
+             least        Min(s, Where(keep, inf, -inf))
              chain        x = 1 - float(keep); s + Where(bool(x), fill, x)
              add_triangle s + Trilu(fill everywhere)       bias          s + a float input
     source   "input" bool, "int" an int64 input of 0 and 1, "const" a triangle kept in the model, "const_empty" one with
@@ -53,7 +54,7 @@ class Mask:
     @property
     def selects(self) -> bool:
         """Is the number put in place of the scores, and not added?"""
-        return self.form in ("select", "select_drop", "mul_add")
+        return self.form in ("select", "select_drop", "mul_add", "least")
 
     @property
     def computed(self) -> bool:
@@ -207,6 +208,8 @@ def _masks(spelling: Spelling) -> Spelling:
         if mask.form == "mul_add" and mask.source == "int":
             # Integers are not known to be 0 and 1.
             mask = replace(mask, source="input")
+        if mask.form == "least":
+            mask = replace(mask, fill=-math.inf)
         if mask.form == "add_mul" and math.isinf(mask.fill):
             # Such a mask holds NaN, which no floor changes.
             floor = False
@@ -264,7 +267,7 @@ def _guards(spelling: Spelling) -> Spelling:
     guard = spelling.guard
     if guard in MASKING:
         selections = [mask for mask in spelling.masks if mask.selects]
-        single = len(selections) == 1 and selections[0].form != "mul_add"
+        single = len(selections) == 1 and selections[0].form not in ("mul_add", "least")
         guard = guard if single and spelling.product != "folded" else "none"
     if guard == "bias":
         added = len(spelling.masks) == 1 and not spelling.masks[0].selects
@@ -313,6 +316,13 @@ def may_decline(spelling: Spelling, target: str = "ort") -> set[str]:
     ):
         # What rounds the scores is not mixed with other terms.
         codes.add("mask_value")
+    behind_an_addend = any(mask.form == "least" for mask in spelling.masks[1:]) and not spelling.masks[0].selects
+    if behind_an_addend and np.dtype(wider(spelling)) == np.float16:
+        # Min has a kernel of 16 bits, which rounds what is added to the scores in front of it.
+        codes.add("mask_value")
+    if behind_an_addend and (spelling.masks[0].form == "add_mul" or spelling.masks[0].source == "int"):
+        # A minimum keeps the NaN of 0 * -inf, and of what integers that nobody knows may make infinite.
+        codes.add("score_term")
     biases = sum(mask.form == "bias" for mask in spelling.masks)
     beside = len(spelling.masks) > 1 and (target == "ascend" or spelling.floor or spelling.guard != "none")
     if biases > 1 or (biases and (beside or spelling.scale == "after_mask" or spelling.sink)):

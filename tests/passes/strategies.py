@@ -33,7 +33,9 @@ SIZES: Choices = {
 SCALES = ["none", "query", "query_div", "key", "both", "computed_both", "transposed_key", "mul", "div", "root"]
 SCALES += ["computed", "after_mask", "alpha"]
 MASK: Choices = {
-    "form": ["select", "select_drop", "add_where", "add_mul", "mul_add", "chain", "add_triangle", "bias", "bias"],
+    "form": [
+        *("select", "select_drop", "add_where", "add_mul", "mul_add", "least", "chain", "add_triangle", "bias", "bias")
+    ],
     "dims": ["B11T", "11ST", "B1ST", "BNST", "1NST", "ST", "T", "1ST", "B1S1", "B111"],
     "fill": [-math.inf, -math.inf, FLOAT32_MIN, FLOAT32_MIN, FLOAT32_MIN, -1e30, -1e9, -1e4],
     "source": ["input", "int", "const", "const_empty", *WRITTEN],

@@ -178,6 +178,43 @@ def test_a_number_repeated_more_often_than_the_scores() -> None:
     assert fused(proto)[1].blocks[0].status == "declined"
 
 
+HIGH = "high = Neg(low) sh = Shape(s) "
+LEAST_OF = {
+    "kept": "l = Where(m, high, low) x = Min(s, l) ",
+    "in_front": "l = Where(m, high, low) x = Min(l, s) ",
+    "dropped": "d = Not(m) l = Where(d, low, high) x = Min(s, l) ",
+    "repeated": "w0 = Expand(high, sh) l = Where(m, w0, low) x = Min(s, l) ",
+    "behind_a_bias": "s1 = Add(s, w) l = Where(m, high, low) x = Min(s1, l) ",
+    "behind_a_mask": "s1 = Where(n, s, f) l = Where(m, high, low) x = Min(s1, l) ",
+}
+
+
+@pytest.mark.parametrize("name", LEAST_OF)
+def test_a_selection_by_a_minimum(name: str) -> None:
+    block = same(on_scores(HIGH + LEAST_OF[name]), n=np.array([1, 1, 1, 0, 1, 0] * 2, np.bool_).reshape(2, 1, 1, 6))
+    assert block.status == "fused" and "atten_mask" in block.mask
+
+
+NO_LEAST = {
+    "of_a_finite_number": "l = Where(m, high, f) x = Min(s, l) ",
+    "of_a_finite_limit": "l = Where(m, h, low) x = Min(s, l) ",
+    "of_zero": "l = Where(m, zero, low) x = Min(s, l) ",
+    "of_two_limits_alike": "l = Where(m, low, low) x = Min(s, l) ",
+    "of_three": "l = Where(m, high, low) x = Min(s, l, w) ",
+    "a_maximum": "l = Where(m, high, low) x = Max(s, l) ",
+    "behind_what_may_be_infinite": "w1 = Mul(w, f) s0 = Where(n, s, low) s1 = Sub(s0, w1) l = Where(m, high, low) "
+    "x = Min(s1, l) ",
+    "behind_zero_times_infinity": "b = Cast<to=1>(n) w1 = Mul(b, low) s1 = Add(s, w1) l = Where(m, high, low) "
+    "x = Min(s1, l) ",
+}
+
+
+@pytest.mark.parametrize("name", NO_LEAST)
+def test_a_minimum_that_is_no_selection(name: str) -> None:
+    """A score may be above a finite limit, and below a finite number: -inf of a mask in front is. NaN stays NaN."""
+    assert same(on_scores(HIGH + NO_LEAST[name])).code == "score_term"
+
+
 GUARD = "i = IsNaN(p0) p1 = Where(i, zero, p0) "
 TEST = "i{0} = IsInf({1}) g{0} = {2}({1}, zero) a{0} = And(i{0}, g{0}) "
 NAN_TO_NUM = {
