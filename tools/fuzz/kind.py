@@ -17,6 +17,7 @@ from tools.fuzz import kinds
 GROUPS = {
     "graphs": (
         *(
+            "again",
             "around",
             "bounds",
             "compose",
