@@ -15,7 +15,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, fixed_size, handed_on, rows_of, sizes_of_rows
+from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, handed_on, rows_of, sizes_of_rows
 from fa_compiler.comparison.feeds import index_bounds, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line
@@ -25,6 +25,7 @@ from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import ModelLike, read_proto
 from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.passes.answer.report import first_of
+from fa_compiler.protos.cache_names import fixed_size
 from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]

@@ -34,6 +34,7 @@ from fa_compiler.passes import analyse
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.in_place.caches import candidates, read_cache
 from fa_compiler.passes.ir.nodes import input_of, is_op
+from fa_compiler.protos.cache_names import fixed_size, is_of_encoder, is_state, named_pairs
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 OPERATORS = {
@@ -47,19 +48,8 @@ AXIS = 2
 TOKENS = ("input_ids", "decoder_input_ids", "inputs_embeds", "decoder_inputs_embeds")
 """Inputs whose rows are the new tokens, whatever else there is."""
 
-NAMES = (
-    ("past_key_values", "present"),
-    ("past", "present"),
-    ("cache_in", "cache_out"),
-    ("input.cache", "output.cache"),
-)
-"""What stands in the name of an input, and in that of the output that continues it."""
-
 SWITCH = "use_cache_branch"
 """The input of a merged decoder that tells whether there are cached tokens."""
-
-STATE_AXES = 2
-"""The axes behind the batch of the columns that a causal convolution keeps: channels and columns."""
 
 Kind = Literal["buffer", "shared", "kept", "state", "growing"]
 
@@ -173,11 +163,6 @@ def decoding_sizes(model: onnx.ModelProto, rows: int, past: int | None) -> dict[
     return sizes
 
 
-def fixed_size(dim: onnx.TensorShapeProto.Dimension) -> int:
-    """The size of a dimension, 0 if it is open. Some exporters write a size as a name."""
-    return int(dim.dim_param) if dim.dim_param.isdecimal() else max(0, int(dim.dim_value))
-
-
 def _name(sizes: dict[str, int], info: onnx.ValueInfoProto, axis: int, size: int) -> None:
     dims = info.type.tensor_type.shape.dim
     if axis < len(dims) and re.fullmatch(r"\w[\w.]*", dims[axis].dim_param):
@@ -225,34 +210,17 @@ def _is_written(node: onnx.NodeProto) -> bool:
 
 
 def _of_names(model: onnx.ModelProto) -> Iterator[tuple[str, str, int | None, Kind]]:
-    outputs, inputs = {info.name: info for info in model.graph.output}, _given(model)
-    for name, info in inputs.items():
-        type_ = info.type.tensor_type
-        if len(type_.shape.dim) < 3 or (_is_of_encoder(name) and SWITCH not in inputs):
-            continue
-        for words in NAMES:
-            other = outputs.get(name.replace(*words, 1))
-            if other is not None and other.name != name and other.type.tensor_type.elem_type == type_.elem_type:
-                yield name, other.name, None, _kind(info, other)
-                break
-
-
-def _is_of_encoder(name: str) -> bool:
-    return re.search("encoder|cross", name) is not None
+    has_switch = SWITCH in _given(model)
+    for past, present in named_pairs(model):
+        if has_switch or not is_of_encoder(past.name):
+            yield past.name, present.name, None, _kind(past, present)
 
 
 def _kind(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> Kind:
-    """The kind of a cache that only its name tells. One of as many columns behind a run as before it is a state."""
-    if _is_of_encoder(past.name):
+    """The kind of a cache that only its name tells."""
+    if is_of_encoder(past.name):
         return "kept"
-    before, after = (
-        [fixed_size(dim) or dim.dim_param for dim in info.type.tensor_type.shape.dim[1:]] for info in (past, present)
-    )
-    if all(isinstance(size, int) for size in before):
-        return "state"
-    if len(before) == STATE_AXES and all(before) and before == after:
-        return "state"
-    return "growing"
+    return "state" if is_state(past, present) else "growing"
 
 
 def _of_concats(model: onnx.ModelProto) -> Iterator[Cache]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from fa_compiler.comparison.compare import allowance, compare_arrays, tolerance_for
-from fa_compiler.comparison.decoder import fixed_size, rows_of
+from fa_compiler.comparison.decoder import rows_of
 from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.decoding import DecodingSession
 from fa_compiler.errors import InputError
@@ -28,6 +28,7 @@ from fa_compiler.measuring.figures import Decoded, Measure, Shapes, Timing, time
 from fa_compiler.measuring.limits import foreseen, free_memory, in_words
 from fa_compiler.measuring.memory import own_peak, peak_of
 from fa_compiler.model_files.reading import read_proto
+from fa_compiler.protos.cache_names import fixed_size
 from fa_compiler.protos.subgraphs import graph_inputs
 
 PART = 512

@@ -22,6 +22,7 @@ from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
+from fa_compiler.protos.cache_names import open_states
 from fa_compiler.protos.metadata import metadata_of
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
@@ -36,6 +37,11 @@ COPIED = (
     "With --in-place-caches they are buffers, which no step copies (`fa-compiler docs decoding`)."
 )
 """What is said of a decoder whose caches could be buffers."""
+TAKEN = (
+    "# The file leaves the size of its states open. So it begins with `outputs`: those of the model that reads the",
+    "# prompt, by their names (`fa-compiler docs decoding` has an example).",
+)
+"""What is said of a decoder with states whose size only the outputs of another model tell."""
 OWN_SESSION = "Python, in a session of your own"
 """The name of the lines for a program that makes a session of ONNX Runtime and holds the caches itself."""
 
@@ -186,11 +192,11 @@ def _steps(path: str, proto: onnx.ModelProto, room: str = "") -> tuple[str, ...]
         step = "inputs)    # session.inputs names what a step takes, such as the new tokens"
     elif any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
-    return (
-        "import fa_compiler",
-        f"session = fa_compiler.DecodingSession({_quoted(path)}{room})",
-        f"outputs = session.step({step}",
-    )
+    session = f"session = fa_compiler.DecodingSession({_quoted(path)}{room})"
+    if open_states(proto):
+        step = step.partition("    #")[0] if tokens else step
+        return ("import fa_compiler", *TAKEN, session, "session.take_caches(outputs)", f"outputs = session.step({step}")
+    return ("import fa_compiler", session, f"outputs = session.step({step}")
 
 
 def _ranks_of(proto: onnx.ModelProto) -> str | None:

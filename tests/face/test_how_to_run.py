@@ -271,6 +271,27 @@ def test_a_decoder_whose_caches_could_be_in_place(tmp_path: Path) -> None:
     assert fixed.report.fused_attentions == 2 and "DecodingSession" not in str(fixed.how_to_run)
 
 
+def test_a_decoder_with_a_state_of_open_size_begins_with_the_caches_of_a_prompt(tmp_path: Path) -> None:
+    """Nothing but the outputs of another model tells how many columns the state of a convolution has."""
+    decoder = harness.load("llama_past__tsn_eager_op14")
+    shapes = {value.name: value.type.tensor_type.shape for value in decoder.graph.input}
+    heads, size = (shapes["past_key_0"].dim[axis].dim_value for axis in (1, 3))
+    values = [
+        helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4, "columns"])
+        for name in ("past_conv", "present_conv")
+    ]
+    decoder.graph.input.append(values[0])
+    decoder.graph.output.append(values[1])
+    decoder.graph.node.append(helper.make_node("Neg", ["past_conv"], ["present_conv"]))
+    result = fa_compiler.optimize(decoder, tmp_path / "step.onnx")
+    assert result.how_to_run is not None
+    names = [f"present_{what}_{layer}" for layer in (0, 1) for what in ("key", "value")]
+    outputs = {name: np.zeros((1, heads, 2, size), np.float32) for name in names}
+    given: dict[str, Any] = {"outputs": outputs | {"present_conv": np.ones((1, 4, 3), np.float32)}}
+    exec("\n".join(result.how_to_run.ways[0].lines), given)
+    assert given["session"].length == 5 and given["session"].caches["past_conv"].shape == (1, 4, 3)
+
+
 def test_a_sharded_model_is_run_by_mpi(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The command of `shard` and that of `optimize`, which copies such a model, are the same. Damaged metadata say no
     number of ranks."""
