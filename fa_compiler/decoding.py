@@ -18,7 +18,7 @@ from fa_compiler import op_registry
 from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, handed_on, rows_of, sizes_of_rows
 from fa_compiler.comparison.feeds import index_bounds, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
-from fa_compiler.errors import InputError, one_line
+from fa_compiler.errors import InputError, one_line, suggests_keywords
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
@@ -82,6 +82,7 @@ class DecodingSession:
             room or threads is no such number.
     """
 
+    @suggests_keywords
     def __init__(self, model: ModelLike, *, room: int | None = None, threads: int = 0, optimise: bool = True) -> None:
         if room is not None:
             _check_number("room", room, 1)
@@ -251,6 +252,7 @@ class DecodingSession:
             for name, value in self._values.items()
         }
 
+    @suggests_keywords
     def take_caches(self, caches: Mapping[str, npt.ArrayLike], *, length: int | None = None) -> None:
         """Go on with the caches of another session (its `caches`) or model, by the names of this model's inputs.
 

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from fa_compiler.op_registry.errors import FaCompilerError
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
-__all__ = ["FaCompilerError", "InputError", "InternalError", "one_line", "origin"]
+from fa_compiler.op_registry.errors import FaCompilerError, suggestion
+
+__all__ = [
+    "FaCompilerError",
+    "InputError",
+    "InternalError",
+    "check_keywords",
+    "one_line",
+    "origin",
+    "suggests_keywords",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class InputError(FaCompilerError):
@@ -13,6 +29,27 @@ class InputError(FaCompilerError):
 
 class InternalError(FaCompilerError):
     """A result of this program failed its own checks. Nothing was written."""
+
+
+def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that a function does not know: the error of Python, with the name that is meant."""
+    names = frozenset(known)
+    for name in given:
+        if name not in names:
+            told = f"{name!r}{suggestion(name, names - {'self'})}"
+            raise TypeError(f"{function}() got an unexpected keyword argument {told}")
+
+
+def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that is given an unknown keyword say which one is meant."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_keywords(function.__qualname__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def one_line(error: BaseException) -> str:

@@ -18,7 +18,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.errors import InputError
+from fa_compiler.errors import InputError, check_keywords
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.inline_weights import serialised
@@ -35,7 +35,11 @@ FOLDER = "session.model_external_initializers_file_folder_path"
 
 _HAS_FOLDER = tuple(int(part) for part in ort.__version__.split(".")[:2]) >= (1, 22)
 
-_ARGUMENTS = frozenset(inspect.unwrap(ort.InferenceSession.__init__).__code__.co_consts)
+_ARGUMENTS = frozenset(
+    text
+    for text in inspect.unwrap(ort.InferenceSession.__init__).__code__.co_consts
+    if isinstance(text, str) and text.isidentifier() and text.islower()
+)
 """Holds the names of all arguments that ONNX Runtime looks up in its **kwargs: they are constants of its code."""
 
 _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
@@ -73,9 +77,8 @@ class InferenceSession(OwnSession):
         in_place_caches: bool = Options.in_place_caches,
         **kwargs: Any,
     ) -> None:
-        for name in kwargs:
-            if name not in _ARGUMENTS:
-                raise TypeError(f"InferenceSession() got an unexpected keyword argument {name!r}")
+        named = inspect.signature(InferenceSession).parameters.keys() - {"kwargs"}
+        check_keywords("InferenceSession", kwargs, named | _ARGUMENTS)
         self._fa_fusion = python_options(assume=assume, in_place_caches=in_place_caches)
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None

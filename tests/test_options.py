@@ -72,6 +72,23 @@ def test_a_keyword_with_a_slip_names_the_one_that_is_meant() -> None:
         fa_compiler.optimize("model.onnx", taget="onnx")  # type: ignore[call-arg]
 
 
+@pytest.mark.parametrize(
+    ("call", "given", "meant"),
+    [
+        (fa_compiler.InferenceSession, "assum", "assume"),
+        (fa_compiler.InferenceSession, "session_options", "sess_options"),
+        (fa_compiler.InferenceSession, "disabled_optimizer", "disabled_optimizers"),
+        (fa_compiler.DecodingSession, "rooms", "room"),
+        (fa_compiler.ShardedSession, "thread", "threads"),
+        (fa_compiler.plan, "levels", "level"),
+        (fa_compiler.verify, "tol", "rtol"),
+    ],
+)
+def test_every_call_names_the_keyword_that_is_meant(call: Any, given: str, meant: str) -> None:
+    with pytest.raises(TypeError, match=rf"unexpected keyword argument '{given}', did you mean '{meant}'\?"):
+        call("model.onnx", "other.onnx", **{given: 1})
+
+
 def test_a_session_has_the_options_of_its_target() -> None:
     parameters = inspect.signature(fa_compiler.InferenceSession).parameters
     ours = {name: each.default for name, each in parameters.items() if each.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy.typing as npt
 
 from fa_compiler.comparison.compare import Comparison, compare_models
-from fa_compiler.errors import InputError
+from fa_compiler.errors import InputError, suggests_keywords
 from fa_compiler.model_files.reading import ModelLike, load
 from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.model_files.writing import staging, write_model
@@ -19,6 +19,7 @@ from fa_compiler.pipeline.fusing import copy_of
 from fa_compiler.pipeline.options import python_options
 
 
+@suggests_keywords
 def verify(
     original: ModelLike,
     other: ModelLike,

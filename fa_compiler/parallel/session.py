@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from fa_compiler.errors import InputError
+from fa_compiler.errors import InputError, suggests_keywords
 from fa_compiler.lowering.ort.eager import KernelError, taking_turns
 from fa_compiler.model_files.reading import read_proto
 from fa_compiler.op_registry import RegistryError, collectives
@@ -53,6 +53,7 @@ class ShardedSession:
             it.
     """
 
+    @suggests_keywords
     def __init__(
         self, model: str | os.PathLike[str], communicator: Communicator | None = None, threads: int = 0
     ) -> None:

@@ -16,8 +16,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from fa_compiler.errors import InputError
-from fa_compiler.op_registry.errors import suggestion
+from fa_compiler.errors import InputError, check_keywords
 from fa_compiler.passes.answer.option import Option, options_of
 
 _WORDS = {
@@ -53,10 +52,7 @@ def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            for name in kwargs:
-                if name not in signature.parameters:
-                    told = f"{name!r}{suggestion(name, signature.parameters)}"
-                    raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {told}")
+            check_keywords(function.__qualname__, kwargs, signature.parameters)
             check_types(keywords, kwargs)
             return function(*args, **kwargs)
 

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import onnxruntime as ort
 
 from fa_compiler import provider
-from fa_compiler.errors import InputError, one_line
+from fa_compiler.errors import InputError, one_line, suggests_keywords
 from fa_compiler.lowering.ort import LibraryUnusable
 from fa_compiler.lowering.ort.eager import ORT_ERRORS
 from fa_compiler.lowering.ort.own_session import OwnSession
@@ -36,6 +36,7 @@ _ERRORS_ONLY = 3
 """A severity of ONNX Runtime's log."""
 
 
+@suggests_keywords
 def plan(
     model: str | os.PathLike[str],
     output: str | os.PathLike[str],
