@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
 
 from fa_compiler.op_registry.described import Described
@@ -26,6 +27,8 @@ GROUP_QUERY = "GroupQueryAttention"
 DOMAINS = {ATTENTION: "", MULTI_HEAD: "com.microsoft", GROUP_QUERY: "com.microsoft"}
 OPERATORS = {"onnx": (ATTENTION,), "contrib": (MULTI_HEAD, GROUP_QUERY)}
 """The operators of each target."""
+ALL = "all"
+"""The word for --runtime with which `inspect` asks about each of them."""
 ALSO_CALLED = {"onnxruntime": "ort", "gpu": "cuda", "directml": "dml"}
 """What people call runtimes or parts of their names, and the part of the names that they mean."""
 
@@ -111,6 +114,9 @@ class Runtime:
         if name not in RUNTIMES:
             meant = "-".join(ALSO_CALLED.get(part, part) for part in name.lower().split("-"))
             own = f"ort-{meant}"
+            if get_close_matches(meant, [ALL]):
+                told = f"the word {ALL!r}, which asks about each of them, is one of `fa-compiler inspect` alone"
+                raise UnknownRuntime(f"unknown runtime {name!r}; {told}")
             raise UnknownRuntime(f"unknown runtime {name!r}{suggestion(own if own in RUNTIMES else meant, RUNTIMES)}")
         if equals and not re.fullmatch(r"\d+(\.\d+)*", version):
             raise UnknownRuntime(f"the version {version!r} of {name} is not made of numbers, such as 1.27 or 2026.3")

@@ -31,7 +31,7 @@ from fa_compiler.model_files.writing import (
     write,
     write_model,
 )
-from fa_compiler.op_registry.runtimes import Runtime, newest_version
+from fa_compiler.op_registry.runtimes import ALL, Runtime, newest_version
 from fa_compiler.page.gain import gain_line
 from fa_compiler.page.provenance import Provenance, Written, gain_beside
 from fa_compiler.passes import Options, Report
@@ -41,7 +41,7 @@ from fa_compiler.passes.answer.report import Code, Progress, printable
 from fa_compiler.pipeline.fusing import copy_of, file_form, run
 from fa_compiler.pipeline.how_to_run import how_to_run_result
 from fa_compiler.pipeline.options import FileOptions, make_options
-from fa_compiler.pipeline.runtime_choices import ALL, runtime_choices
+from fa_compiler.pipeline.runtime_choices import runtime_choices
 
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison

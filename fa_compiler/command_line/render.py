@@ -41,7 +41,8 @@ _HEIGHT = 25
 GAP = 3
 """The spaces between two columns of a table."""
 LATER, LATER_RANGE = 2, 6
-"""How many more columns the cells of later rows may need, where they are one number, and where two more follow."""
+"""How many more columns the cells of later rows may need, where they are one number, and where two more follow. The
+two are one word."""
 _RULE, _DASH = "─", "-"
 _PLAIN_HEAD = Box(str(SIMPLE_HEAD).replace(_RULE, _DASH), ascii=True)
 """The lines of tables where the output cannot show Rich's, as in a pipe of Windows. Rich's own choice has others."""
@@ -125,7 +126,8 @@ def print_lines(lines: Iterable[str]) -> None:
 
 class MeasuredRows:
     """The table of a benchmark, whose rows are printed as they are measured. The first one sets the widths. Its columns
-    stand closer together where no word would have to be broken then."""
+    stand closer together where no word would have to be broken then. Where a word would be broken nevertheless, each
+    cell is a line with its heading."""
 
     def __init__(self) -> None:
         self._header: Sequence[str] = ()
@@ -141,22 +143,41 @@ class MeasuredRows:
         self._count = len(rows)
 
     def _print(self, header: Sequence[str], row: Sequence[str]) -> None:
-        out = console()
-        begins, self._header = header != self._header, header
+        out, words = console(), [_longest_word(cell) for cell in row]
+        begins = header != self._header or any(map(int.__gt__, words, self._widths))
         if begins:
-            cells = [len(cell) + (LATER_RANGE if "(" in cell else LATER) for cell in row]
-            words = [max(map(len, f"{heading} {cell}".split())) for heading, cell in zip(header, row, strict=True)]
-            self._gap = GAP if sum(words) <= out.width - GAP * len(header) else GAP - 1
-            room = out.width - self._gap * len(header)
-            self._widths = _fitted(map(max, map(len, header), cells), words, room)
-        room = out.width - self._gap * len(header)
-        widths = list(map(max, self._widths, map(len, row)))
-        table = _table_lines(out, header, [row], self._widths if sum(widths) > room else widths, gap=self._gap)
-        shown = [line for line in table if line]
-        rule = next(place for place, line in enumerate(shown) if set(line) in ({" ", _RULE}, {" ", _DASH}))
-        lines = ["", *shown] if begins else shown[rule + 1 :]
+            self._header = header
+            self._begin(header, row, out.width)
+        lines = self._lines(out, header, row, begins) if self._widths else self._listed(header, row)
         out.file.write("".join(f"{line}\n" for line in lines))
         out.file.flush()
+
+    def _begin(self, header: Sequence[str], row: Sequence[str], width: int) -> None:
+        """Choose the widths for the rows from this one on; there are none where a word would be broken."""
+        words = [max(_longest_word(heading), _longest_word(cell)) for heading, cell in zip(header, row, strict=True)]
+        grown = [count + (LATER_RANGE - LATER) * ("(" in cell) for count, cell in zip(words, row, strict=True)]
+        wanted = [len(cell) + (LATER_RANGE if "(" in cell else LATER) for cell in row]
+        self._widths = []
+        for least, gap in ((grown, GAP), (grown, GAP - 1), (words, GAP - 1)):
+            room = width - gap * len(header)
+            if sum(least) <= room:
+                self._widths = _fitted(map(max, map(len, header), wanted), least, room)
+                self._gap = gap
+                return
+
+    def _lines(self, out: Console, header: Sequence[str], row: Sequence[str], begins: bool) -> list[str]:
+        """The row of the table, with the header where it begins."""
+        widths = list(map(max, self._widths, map(len, row)))
+        if sum(widths) > out.width - self._gap * len(header):
+            widths = self._widths
+        shown = [line for line in _table_lines(out, header, [row], widths, gap=self._gap) if line]
+        rule = next(place for place, line in enumerate(shown) if set(line) in ({" ", _RULE}, {" ", _DASH}))
+        return ["", *shown] if begins else shown[rule + 1 :]
+
+    def _listed(self, header: Sequence[str], row: Sequence[str]) -> list[str]:
+        """A line for each cell."""
+        first, *others = (f"{heading}: {cell}" for heading, cell in zip(header, row, strict=True))
+        return ["", first, *(f"  {line}" for line in others)]
 
     def end(self, measured: Benchmark) -> None:
         """Print what stands below the table."""
@@ -164,13 +185,17 @@ class MeasuredRows:
         print_lines(measured._lines)
 
 
+def _longest_word(text: str) -> int:
+    return max(map(len, text.split()), default=0)
+
+
 def _fitted(widths: Iterable[int], words: Sequence[int], room: int) -> list[int]:
     """The widths of columns, of which the widest are made narrower until they have room. None is narrower than its
-    longest word as long as another one is wider than its own."""
-    fitted = list(widths)
-    while sum(fitted) > max(room, len(fitted)):
+    longest word. The words have to have room."""
+    fitted = list(map(max, widths, words))
+    while sum(fitted) > room:
         wide = [place for place, width in enumerate(fitted) if width > words[place]]
-        fitted[max(wide or range(len(fitted)), key=fitted.__getitem__)] -= 1
+        fitted[max(wide, key=fitted.__getitem__)] -= 1
     return fitted
 
 

@@ -13,9 +13,6 @@ from fa_compiler.passes.answer.report import Code, ranges
 from fa_compiler.pipeline.fusing import run
 from fa_compiler.pipeline.options import make_options
 
-ALL = "all"
-"""The word for --runtime that asks about each of them."""
-
 
 @dataclass(frozen=True)
 class Choice:

@@ -223,7 +223,7 @@ def test_an_interrupt_keeps_what_is_measured(
 
 
 @pytest.mark.usefixtures("memory_is_known")
-@pytest.mark.parametrize("columns", ["", "50"])
+@pytest.mark.parametrize("columns", ["", "68"])
 def test_rows_are_printed_when_they_are_measured(
     columns: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -266,6 +266,28 @@ def test_no_word_of_a_heading_is_broken_on_a_usual_terminal(
     assert max(map(len, shown.splitlines())) <= 80
     headings = ["cached", "keys", *["original,", "fused,"] * 3, *["tokens/s", "prompt", "ms", "MiB"] * 2, "faster"]
     assert sorted(shown.partition("─")[0].split()) == sorted(headings)
+
+
+@pytest.mark.parametrize("columns", [30, 60, 79, 80])
+@pytest.mark.parametrize("decode", [False, True])
+def test_no_word_is_broken_on_a_narrow_terminal(
+    columns: int, decode: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where a table has no room, each cell is a line with its heading. A later row may have longer numbers."""
+    monkeypatch.setenv("COLUMNS", str(columns))
+    decoded = Decoded((12.0, 11.0), 32, 32, 0.0, 1e-5) if decode else None
+    sides = [Timing(4.0, 3.0, 11.25, 140 << 20), Timing(203.4, 199.1, 209.8, 140 << 20)]
+    measures = [Measure(2048, runs=3, original=side, fused=side, decoded=decoded) for side in sides]
+    report, rows = fa_compiler.inspect(attention()), MeasuredRows()
+    for count in (1, 2):
+        rows.add(Benchmark(report, tuple(measures[:count]), 1, 2, decode=decode))
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= max(columns, 45)
+    assert ("─" in shown) is (columns > 60 and (not decode or columns == 80))
+    if "─" not in shown:
+        assert shown.count("original, MiB: 140\n") == 2
+    ranges = ["(3.00-11.25", "(199.10-209.80"] if decode else ["(3.00-11.25)", "(199.10-209.80)"]
+    assert all(shown.split().count(each) == 2 for each in ranges)
 
 
 def test_a_page_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -81,6 +81,7 @@ WRONG = {
     ),
     "an opset that is no number": (["--target", "onnx", "--opset", "new"], "'new' is not a whole number"),
     "an opset for all": (["--runtime", "all", "--opset", "25"], "--opset does not go with --runtime all"),
+    "a slip in all": (["--runtime", "al"], "unknown runtime 'al'; the word 'all', which asks about each of them"),
     "a page of all": (["--runtime", "all", "--html", "page.html"], "--html does not go with --runtime all"),
 }
 
