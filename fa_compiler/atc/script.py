@@ -59,6 +59,7 @@ def script(title: str, commands: Sequence[Sequence[str]], before: Sequence[str] 
 # {title}
 {steps}# Written by fa-compiler {__version__}. Further options of atc may follow.
 set -e
+unset CDPATH
 cd "$(dirname "$0")"
 command -v atc >/dev/null || {{
   echo "error: there is no atc on the PATH: source the set_env.sh of the installed CANN first" >&2

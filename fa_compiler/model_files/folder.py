@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -15,6 +16,11 @@ from fa_compiler.model_files.writing import FULL, cannot_write
 
 REPORT = "report.json"
 """The file that lists the files of the folder. A folder with any other file is not replaced."""
+DIGESTS = "sha256"
+"""The key of the digests of those files that people edit, such as the addresses in cluster_config.json. A folder in
+which one of them was changed is not replaced."""
+MODELS = (".onnx", ".air", ".data", "")
+"""The ends of the names of other files: models and their weights."""
 
 
 @contextmanager
@@ -51,7 +57,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def check_target(target: Path) -> None:
-    """Raise InputError for a folder with content that an earlier run did not write."""
+    """Raise InputError for a folder with content that an earlier run did not write, or that was edited since."""
     if not os.path.lexists(target):
         return
     if target.is_symlink():
@@ -59,18 +65,20 @@ def check_target(target: Path) -> None:
     if not target.is_dir():
         raise InputError(f"{target} is not a folder; choose another name")
     if (foreign := _foreign(target)) is not None:
-        raise InputError(
-            f"the folder {target} holds {foreign}, which fa-compiler did not write; move it away, or choose an empty "
-            "or new folder"
-        )
+        raise InputError(f"the folder {target} holds {foreign}; move it away, or choose an empty or new folder")
 
 
 def _foreign(folder: Path) -> str | None:
-    """The first file of a folder that an earlier run did not write. Raises InputError for a folder that cannot be
-    read."""
+    """The first file of a folder that an earlier run did not write, or that was edited since, and which of these it is.
+    Raises InputError for a folder that cannot be read."""
     listed = _listed(folder)
     try:
-        return next((name for name in _files(folder) if name not in listed), None)
+        for name in _files(folder):
+            if name not in listed:
+                return f"{name}, which fa-compiler did not write"
+            if listed[name] not in (None, _digest(folder / name)):
+                return f"{name}, which was edited since fa-compiler wrote it"
+        return None
     except OSError as error:
         raise InputError(f"the folder {error.filename} cannot be read: {error.strerror}; choose another one") from None
 
@@ -88,17 +96,24 @@ def _files(folder: Path) -> Iterator[str]:
         yield from ((place / name).relative_to(folder).as_posix() for name in sorted([*files, *links]))
 
 
-def _listed(folder: Path) -> set[str]:
+def _listed(folder: Path) -> dict[str, str | None]:
+    """The files that the report lists, and the digests of those that have one."""
     try:
         report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
-        return {str(name) for name in report["files"]} | {REPORT}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
+        digests = report.get(DIGESTS, {})
+        return {REPORT: None} | {str(name): digests.get(name) for name in report["files"]}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _write_list(folder: Path) -> None:
     report = json.loads((folder / REPORT).read_text(encoding="utf-8"))
     report["files"] = sorted(name for name in _files(folder) if name != REPORT)
+    report[DIGESTS] = {name: _digest(folder / name) for name in report["files"] if Path(name).suffix not in MODELS}
     (folder / REPORT).write_text(
         json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8", newline="\n"
     )
@@ -117,4 +132,12 @@ def _replace(place: Path, target: Path) -> None:
                 old.rename(target)
         raise cannot_write(target, error) from None
     if old is not None:
-        shutil.rmtree(old, ignore_errors=True)
+        _remove(old)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder with all that is below it, also where somebody has made folders read-only."""
+    for above, _, _ in os.walk(folder):
+        with suppress(OSError):
+            Path(above).chmod(0o700)
+    shutil.rmtree(folder, ignore_errors=True)

@@ -378,6 +378,45 @@ def test_only_what_an_earlier_run_wrote_is_replaced(tmp_path: Path, capsys: pyte
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["model.onnx", "out"]
 
 
+def test_a_folder_with_an_edited_file_is_not_replaced(tmp_path: Path) -> None:
+    """cluster_config.json has to be edited, and only its owner knows the addresses. A folder of an older release, which
+    has no digests, is replaced as it was then; so is one that is read-only, and nothing of it stays."""
+
+    def write() -> None:
+        with new_folder(tmp_path / "out") as folder:
+            (folder / "report.json").write_text("{}", encoding="utf-8")
+            for name in ("cluster_config.json", "model.onnx"):
+                (folder / name).write_text("written", encoding="utf-8")
+
+    write()
+    config, report = tmp_path / "out" / "cluster_config.json", tmp_path / "out" / "report.json"
+    config.write_text("my addresses", encoding="utf-8")
+    with pytest.raises(InputError, match=r"holds cluster_config\.json, which was edited since fa-compiler wrote"):
+        write()
+    assert config.read_text(encoding="utf-8") == "my addresses"
+    told = json.loads(report.read_text(encoding="utf-8"))
+    assert list(told.pop("sha256")) == ["cluster_config.json"]
+    report.write_text(json.dumps(told), encoding="utf-8")
+    config.parent.chmod(0o555)
+    write()
+    assert config.read_text(encoding="utf-8") == "written"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
+
+
+@SCRIPTS
+def test_a_script_runs_in_its_own_folder_whatever_cdpath_is(tmp_path: Path) -> None:
+    other = tmp_path / "other" / "out"
+    other.mkdir(parents=True)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "atc.sh").write_text(script("Prints its folder.", [["pwd", "-P"]]), encoding="utf-8")
+    environment = {**os.environ, "CDPATH": str(other.parent), "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    (tmp_path / "atc").touch(0o755)
+    done = subprocess.run(
+        ["sh", "out/atc.sh"], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True
+    )
+    assert done.stdout == f"{tmp_path.resolve() / 'out'}\n"
+
+
 def test_a_failed_block_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="stop"), new_folder(tmp_path / "out") as folder:
         (folder / "half").write_text("x")

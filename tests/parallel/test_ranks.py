@@ -294,7 +294,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["method"] for each in told["attentions"]] == ["gather", "gather"]
     assert told["attentions"][0]["refused"] == {"all-to-all": "3 ranks do not divide its 4 heads"}
     written = json.loads((out / "report.json").read_text(encoding="utf-8"))
-    assert written == {**told, "files": ["model.onnx"]}
+    assert written == {**told, "files": ["model.onnx"], "sha256": {}}
 
 
 def test_external_weights_are_shared(tmp_path: Path) -> None:
