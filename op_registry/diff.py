@@ -7,11 +7,13 @@ are for information only: for example what the installation has and we do not us
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import NoReturn
 
 from fa_compiler.op_registry.errors import RegistryError, RegOpSyntaxError, UnknownVariant
 from fa_compiler.op_registry.reg_op import Parsed, Unreadable, parse_file
@@ -81,7 +83,10 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
     expected = _expected(cann)
     entries = [entry for path in _files(paths) for entry in parse_file(path, only=names())]
     if not entries:
-        raise RegistryError(f"no REG_OP prototype in {', '.join(str(path) for path in paths)}")
+        places = ", ".join(str(path) for path in paths)
+        raise RegistryError(
+            f"no REG_OP prototype in {places}; those of CANN are in the headers of its folder opp/built-in/op_proto/inc"
+        )
     return [difference for name in names() for difference in _diff_headers(name, entries, expected.get(name), cann)]
 
 
@@ -247,10 +252,16 @@ def _distinct(entries: Iterable[Parsed]) -> list[Parsed]:
     return kept
 
 
+def _refuse(error: OSError) -> NoReturn:
+    """A folder that is left out could hold prototypes, which would then be missed without a word."""
+    raise RegistryError(f"cannot read {error.filename}: {error.strerror or error}") from error
+
+
 def _files(paths: Sequence[str | Path]) -> Iterator[Path]:
     for path in map(Path, paths):
         if path.is_dir():
-            yield from (file for file in sorted(path.rglob("*")) if file.suffix in HEADER_SUFFIXES and file.is_file())
+            found = sorted(Path(folder) / name for folder, _, files in os.walk(path, onerror=_refuse) for name in files)
+            yield from (file for file in found if file.suffix in HEADER_SUFFIXES and file.is_file())
         elif path.exists():
             yield path
         else:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -225,6 +228,17 @@ def test_other_operators_and_copies_are_not_looked_at(cann: Path) -> None:
     assert diff_paths([cann]) == []
     (cann / "changed.h").write_text(ALL["AttentionUpdate"].replace("(sp, Int)", "(sp, Float)"))
     assert [(d.where, d.change) for d in diff_paths([cann])] == [(f"{cann / 'changed.h'}:1", Change.ATTR_TYPE)]
+
+
+def test_a_folder_that_cannot_be_read_is_an_error(cann: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its prototypes would be missed without a word."""
+
+    def scandir(folder: str) -> object:
+        raise PermissionError(errno.EACCES, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(RegistryError, match=f"cannot read {re.escape(str(cann))}: Permission denied"):
+        diff_paths([cann])
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
