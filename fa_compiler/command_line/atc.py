@@ -52,7 +52,8 @@ def air_check(args: argparse.Namespace) -> int:
     path = _file(args.file)
     domains = (DOMAIN, *args.plugin_domain)
     diagnostics = onnx_check.check(path, domains) if path.suffix == ".onnx" else check(path)
-    _print(diagnostics)
+    if _print(diagnostics, args.each):
+        print_lines(["the same was found at several operators; --each prints a row for each of them"])
     return _conclude(path, verdict(diagnostics), diagnostics)
 
 
@@ -128,17 +129,22 @@ def _file(path: Path) -> Path:
     return path
 
 
-def _print(diagnostics: Sequence[FileDiagnostic]) -> None:
-    """Print what was found as a table: one row for what was found alike at several operators."""
+def _print(diagnostics: Sequence[FileDiagnostic], each: bool = False) -> bool:
+    """Print what was found as a table: unless it is a row for `each`, one row for what was found alike at several
+    operators. Return whether there are such rows."""
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for diagnostic in diagnostics:
         alike = (diagnostic.severity.value, diagnostic.rule, diagnostic.message, diagnostic.hint)
         found.setdefault(alike, []).append(diagnostic.node)
+    shown = ((alike, [[node] for node in nodes] if each else [nodes]) for alike, nodes in found.items())
     rows = [
-        (severity, rule, _shortened(nodes), message, hint) for (severity, rule, message, hint), nodes in found.items()
+        (severity, rule, _shortened(group), message, hint)
+        for (severity, rule, message, hint), groups in shown
+        for group in groups
     ]
     if rows:
         print_table(("severity", "rule", "node", "what", "what to do"), rows)
+    return len(rows) < len(diagnostics)
 
 
 def _shortened(nodes: Sequence[str]) -> str:

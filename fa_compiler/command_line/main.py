@@ -523,6 +523,8 @@ def _add_air(commands: _Commands) -> None:
         metavar="D",
         help="a domain of ONNX operators for which you have a plugin of ATC's parser; may be repeated",
     )
+    text = "print a row for each operator, also where the same is found at several"
+    check.add_argument("--each", action="store_true", help=text)
     check.set_defaults(run="atc.air_check")
     show = _command(actions, "show", "list a file's operators, or draw its graph")
     show.add_argument("file", metavar="FILE.air", type=path, help="the file")

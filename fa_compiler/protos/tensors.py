@@ -142,9 +142,11 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
         with path.open("rb") as file:
             found = file.seek(0, os.SEEK_END)
     except OSError as error:
+        is_there = not isinstance(error, FileNotFoundError)
+        advice = "let this user read the file" if is_there else "put the file beside the model"
         raise InputError(
             f"{who} needs {_told(size)} bytes of '{folder.base / place}', which cannot be read "
-            f"({error.strerror or error}); put the file beside the model"
+            f"({error.strerror or error}); {advice}"
         ) from None
     if start + size > found:
         raise InputError(

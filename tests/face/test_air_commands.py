@@ -53,7 +53,12 @@ def test_equal_faults_of_several_operators_have_one_row(tmp_path: Path, capsys: 
         ["x1 and 3 more", "the model has opset 20, and the plugins of the parser are for 18 and older"],
         ["x5", "no plugin is registered for ai.onnx::20::Gelu"],
     ]
+    assert lines[-2] == "the same was found at several operators; --each prints a row for each of them"
     assert lines[-1] == f"{path}: rejected; 5 faults, 0 notes"
+    assert main(["air", "check", str(path), "--each"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    nodes = [re.split("   +", line)[2] for line in lines if line.startswith(" rejected")]
+    assert nodes == ["x1", "x2", "x3", "x4", "x5"] and "--each" not in lines[-2]
 
 
 def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -253,6 +254,23 @@ CASES: dict[str, tuple[Make, str]] = {
     "weights short": (_located("weights.bin", length=1000), "length 1000"),
     "weights before the file": (_located("weights.bin", offset=-4), "offset -4"),
 }
+
+
+def test_weights_that_this_user_may_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The file is where it should be."""
+    path, _ = projected(tmp_path)
+    opened = Path.open
+
+    def refuse(self: Path, *rest: Any, **options: Any) -> Any:
+        if self.name == "weights.bin":
+            raise PermissionError(errno.EACCES, "Permission denied", str(self))
+        return opened(self, *rest, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert main(["inspect", str(path)]) == 2
+    assert "(Permission denied); let this user read the file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", [pytest.param(case, marks=LINKS if "linked" in case else ()) for case in CASES])

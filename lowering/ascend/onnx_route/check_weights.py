@@ -60,4 +60,5 @@ def _file(tensor: onnx.TensorProto, name: str, entries: Mapping[str, str], folde
     if "\0" in location or not place.is_file():
         yield NO_FILE(name, f"its file {location!r} is not beside the model")
     elif place.stat().st_size < needed:
-        yield NO_FILE(name, f"its file {location!r} has {place.stat().st_size} bytes, {needed} are needed")
+        message = f"its file {location!r} has only {place.stat().st_size} bytes"
+        yield NO_FILE(name, message, "fetch the file again, or write the model again: it is truncated")

@@ -142,6 +142,8 @@ def test_weights(tmp_path: Path) -> None:
     assert rules(model, tmp_path) == ["weights-file"]
     (tmp_path / "w.bin").write_bytes(bytes(31))
     assert rules(model, tmp_path) == ["weights-file"]
+    (short,) = check_model(model, folder=tmp_path)
+    assert short.message == "its file 'w.bin' has only 31 bytes" and short.hint.startswith("fetch the file again")
     (tmp_path / "w.bin").write_bytes(bytes(32))
     assert rules(model, tmp_path) == []
     outside.data_type = TensorProto.STRING
