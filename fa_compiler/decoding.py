@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ Array = npt.NDArray[Any]
 
 LEAST_ROOM = 256
 """The tokens for which a buffer has room at first, if the caller names no number."""
+
+MOST_THREADS = 1024
+"""ONNX Runtime makes all threads that it is told, with tables that grow with the square of their number: for 100,000 of
+them it takes all memory, and comes to no end."""
 
 MADE = frozenset(
     {
@@ -87,6 +92,8 @@ class DecodingSession:
         if room is not None:
             _check_number("room", room, 1)
         _check_number("threads", threads, 0)
+        if threads > MOST_THREADS:
+            raise InputError(f"threads is a number up to {MOST_THREADS}, not {threads}")
         with TemporaryFolder() as folder:
             path = as_file(model, folder, "model.onnx")
             proto = read_proto(path)
@@ -112,6 +119,7 @@ class DecodingSession:
         self._declared = {info.name: info for info in proto.graph.output}
         self._bounds = index_bounds(proto.graph)
         self._proto = proto
+        self._running = threading.Lock()
         self.room = room
         self.reset()
 
@@ -140,6 +148,7 @@ class DecodingSession:
         Both may run at the same time, in threads of their own.
         """
         made = copy.copy(self)
+        made._running = threading.Lock()
         made.reset()
         return made
 
@@ -171,9 +180,20 @@ class DecodingSession:
             The outputs by name, without the caches. bfloat16 is `ml_dtypes.bfloat16`.
 
         Raises:
-            InputError: the inputs do not fit the model or the caches, the buffers are full, or ONNX Runtime fails. The
-                caches then hold the tokens that they held before.
+            InputError: the inputs do not fit the model or the caches, the buffers are full, another thread runs a step
+                of this session, or ONNX Runtime fails. The caches then hold the tokens that they held before.
         """
+        if not self._running.acquire(blocking=False):
+            raise InputError(
+                "another thread runs a step of this session, which holds one conversation: `another()` gives each "
+                "thread a session of its own"
+            )
+        try:
+            return self._step(inputs)
+        finally:
+            self._running.release()
+
+    def _step(self, inputs: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         feeds = self._given(inputs)
         batch, new = self._sizes(feeds)
         for name in filter(self.makes, self._inputs):

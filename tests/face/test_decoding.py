@@ -112,6 +112,33 @@ def recurrent(grows: int = 0) -> onnx.ModelProto:
     )
 
 
+def test_a_step_within_a_step_is_refused() -> None:
+    """As it comes from a second thread, which would write into the same caches."""
+    session = fa_compiler.DecodingSession(recurrent())
+    run, rows = session._session, {"x": np.ones((1, 1, 4), np.float32)}
+
+    class Meeting:
+        """The session of ONNX Runtime, in which another step begins while one runs."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(run, name)
+
+        def run_with_iobinding(self, binding: Any) -> None:
+            with pytest.raises(InputError, match="another thread runs a step of this session, which"):
+                session.step(rows)
+            session.another()._running.acquire()
+            run.run_with_iobinding(binding)
+
+    session._session = Meeting()  # type: ignore[assignment]
+    session.step(rows)
+    assert session.step(rows)["y"][0, 0, 0] == 4 and session.length == 2
+
+
+def test_a_number_of_threads_that_takes_all_memory() -> None:
+    with pytest.raises(InputError, match="threads is a number up to 1024, not 100000"):
+        fa_compiler.DecodingSession(recurrent(), threads=100_000)
+
+
 def test_a_state_is_replaced() -> None:
     session = fa_compiler.DecodingSession(recurrent())
     assert [cache.kind for cache in session.caches_by_input.values()] == ["state"]
