@@ -34,7 +34,7 @@ def atc(args: argparse.Namespace) -> int:
         print_lines(f"note: {note}" for note in built.notes)
         if (layer := built.details.get("layer")) is not None:
             kernels = "each" if layer["kernels"] == layer["operators"] else f"{layer['kernels']} of them"
-            print(f"one layer has {layer['operators']} operators; GE starts a kernel for {kernels}")
+            print_lines([f"one layer has {layer['operators']} operators; GE starts a kernel for {kernels}"])
         print(printable(f"wrote {args.output}"))
         for line in run.next_steps(args.output, built):
             print(printable(line))

@@ -27,6 +27,7 @@ from fa_compiler.command_line.options import add_options, add_shared, completed,
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.measuring.options import BenchOptions, non_negative
 from fa_compiler.model_files.destination import file_place, is_stream
+from fa_compiler.model_files.writing import FULL
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
@@ -593,6 +594,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("onnx_ir").addHandler(_SILENT)  # what it warns about is refused, repaired or kept
     if argv is None:
         interrupts.raise_in_run()
+        _open_streams()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(AttributeError):
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
@@ -604,6 +606,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Path(os.devnull).open("w") as nowhere, contextlib.suppress(OSError, ValueError):
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return PIPE_CLOSED
+
+
+def _open_streams() -> None:
+    """Put the null device in the place of streams that the caller has closed. Otherwise the files that are opened next
+    have their numbers, and a library that prints would write into a model."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115 - it stays open as long as the process
 
 
 def _run(argv: Sequence[str] | None) -> int:
@@ -645,6 +655,8 @@ def _is_closed_pipe(error: Exception) -> bool:
 
 def _report(error: Exception) -> int:
     """Print the line of an error, and return the exit code."""
+    if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
+        return _fail(f"standard output cannot be written: {error.strerror}", BAD_INPUT)  # errors of files name them
     if isinstance(error, (InputError, RegistryError, OSError)):
         return _fail(one_line(error), BAD_INPUT)
     if isinstance(error, MemoryError):

@@ -23,7 +23,7 @@ from fa_compiler.model_files import writing
 from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import MissedCode
-from tests.systems import DEVICES, LINKS, LISTENS_TO_INTERRUPTS, MODES, NAMED_PIPES, SIGNALS, TERMINALS, said
+from tests.systems import DEVICES, LINKS, LISTENS_TO_INTERRUPTS, MODES, NAMED_PIPES, SCRIPTS, SIGNALS, TERMINALS, said
 
 from .builders import attention, ops, plain, projected, saved
 
@@ -306,8 +306,21 @@ def test_full_output_stream(tmp_path: Path) -> None:
             [*COMMAND, "registry", "list"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == 2
-    assert "No space left" in done.stderr
+    assert "standard output cannot be written: No space left" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@SCRIPTS
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams(closed: str, tmp_path: Path) -> None:
+    """The files of a run do not get the places of these streams, and the lines are lost."""
+    model = saved(attention(), tmp_path / "model.onnx")
+    line = f'"$@" {closed}'
+    words = [*COMMAND, "optimize", str(model), "-o", str(tmp_path / "out.onnx"), "--report", str(tmp_path / "r.json")]
+    done = subprocess.run(["sh", "-c", line, "sh", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, said(done.stderr)) == (0, "")
+    assert [block["status"] for block in json.loads((tmp_path / "r.json").read_text())["blocks"]] == ["fused"]
+    onnx.checker.check_model(onnx.load(tmp_path / "out.onnx"))
 
 
 _SLOW = """
