@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM end the command `fa-compiler` with one line and one exit code, whenever they arrive.
+"""Ctrl-C, SIGTERM and SIGHUP end the command `fa-compiler` with one line and one exit code, whenever they arrive.
+
+SIGHUP comes where the terminal is closed, or a connection to it is lost.
 
 While the command is imported, the process ends at once: nothing has been written yet. Later KeyboardInterrupt is
 raised, so that files are cleaned up. Native code may turn it into another error while it imports a module, such as an
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
     from typing import NoReturn
+
+_NUMBERS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+"""Windows has no SIGHUP."""
 
 MESSAGE = "interrupted; nothing was written"
 
@@ -52,14 +57,17 @@ def arrived() -> bool:
 
 
 def _install(handler: Callable[[int, FrameType | None], NoReturn]) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # the shell of a background job lets Ctrl-C be ignored
+    for number in _NUMBERS:
+        # The shell of a background job lets Ctrl-C be ignored, and nohup SIGHUP.
+        if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    os.write(2, f"fa-compiler: error: {MESSAGE}\n".encode())
-    os._exit(INTERRUPTED)
+    try:
+        os.write(2, f"fa-compiler: error: {MESSAGE}\n".encode())
+    finally:  # the terminal may be gone
+        os._exit(INTERRUPTED)
 
 
 def _raise(number: int, frame: FrameType | None) -> NoReturn:

@@ -338,8 +338,8 @@ sys.exit(main())
 
 
 @SIGNALS
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals(number: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_signals(name: str, tmp_path: Path) -> None:
     saved(attention(), tmp_path / "model.onnx")
     process = subprocess.Popen(
         [sys.executable, "-c", _SLOW, "optimize", "model.onnx", "-o", "out.onnx"],
@@ -351,7 +351,7 @@ def test_signals(number: signal.Signals, tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    process.send_signal(number)
+    process.send_signal(getattr(signal, name))
     _, error = process.communicate()
     assert (process.returncode, error) == (130, "fa-compiler: error: interrupted; nothing was written\n")
     assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
