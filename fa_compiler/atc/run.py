@@ -29,7 +29,7 @@ from fa_compiler.atc.sizes import atc_text
 from fa_compiler.errors import InputError
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import ModelLike, load, refuse_sharded
-from fa_compiler.op_registry.errors import UnknownProduct
+from fa_compiler.op_registry.errors import UnknownProduct, suggestion
 from fa_compiler.op_registry.products import PRODUCTS, product
 from fa_compiler.op_registry.soc import SocVersion
 from fa_compiler.passes import Options, Report
@@ -143,7 +143,7 @@ def next_steps(output: Path, built: RouteResult) -> list[str]:
 def check_request(request: Request) -> None:
     """Raise InputError for a request that no model can satisfy."""
     if request.route not in ROUTES:
-        raise InputError(f"unknown route {request.route!r}; known are {', '.join(ROUTES)}")
+        raise InputError(f"unknown route {request.route!r}{suggestion(request.route, ROUTES)}")
     soc, precision = request.soc, request.precision
     try:
         product(soc.name)

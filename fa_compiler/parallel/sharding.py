@@ -19,6 +19,7 @@ from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load, refuse_sharded
 from fa_compiler.model_files.writing import staging, write_model
 from fa_compiler.op_registry.collectives import MERGE, METHODS
+from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.option import read_options
 from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
@@ -192,7 +193,7 @@ def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS) -> 
     if not isinstance(ranks, Integral) or not 1 <= ranks <= MOST_RANKS:
         raise InputError(f"{ranks!r} ranks: give a number from 1 to {MOST_RANKS}")
     if method not in ("auto", *methods):
-        raise InputError(f"unknown method {method!r}: use auto, {', '.join(methods)}")
+        raise InputError(f"unknown method {method!r}{suggestion(method, ('auto', *methods))}")
 
 
 def told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:

@@ -16,6 +16,7 @@ from fa_compiler.lowering.ort.eager import ORT_ERRORS
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import load, refuse_sharded
 from fa_compiler.model_files.writing import check_no_model, check_place, staging, write
+from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.pipeline.options import python_options
@@ -70,7 +71,7 @@ def plan(
             "together; fuse the file with `fa-compiler optimize`"
         )
     if level not in get_args(Level):
-        raise InputError(f"unknown level {level!r}: use {', '.join(get_args(Level)[:-1])} or {get_args(Level)[-1]}")
+        raise InputError(f"unknown level {level!r}{suggestion(level, get_args(Level))}")
     loaded, place = load(Path(model)), Path(output)
     refuse_sharded(loaded.proto, loaded.name)
     check_place(place, loaded)

@@ -244,6 +244,7 @@ def unmapped() -> onnx.ModelProto:
         (attention(), ["--soc-version", "A2"], "A2 is a family; ATC wants one SoC version of it: Ascend910B1"),
         (attention(), ["--soc-version", "Ascend031"], "no attention operators are known for Ascend031"),
         (attention(), [*SOC, "--cann", "1.0"], "no variant of FlashAttentionScore is known for CANN 1.0"),
+        (attention(), [*SOC, "--route", "Onnx"], "unknown route 'Onnx', did you mean 'onnx'?"),
         (attention(), [*SOC, "--route", "teleport"], "unknown route 'teleport'; known are air"),
         (attention(), [*SOC, "--precision", "fp8"], "unknown precision 'fp8'; ATC's --precision_mode_v2 takes origin"),
         (attention(), [*SOC, "--precision", "mixed_hif8"], "Ascend910B2 has no HiFloat8"),

@@ -373,6 +373,7 @@ def test_a_model_without_attention(tmp_path: Path, capsys: pytest.CaptureFixture
         (["model.onnx", "-o", "folder"], "folder is a folder"),
         (["model.onnx", "-o", "none/x.plan"], "there is no folder none"),
         (["model.onnx", "-o", "x.plan", "--level", "most"], "unknown level 'most'"),
+        (["model.onnx", "-o", "x.plan", "--level", "extend"], "unknown level 'extend', did you mean 'extended'?"),
         (["model.onnx", "-o", "x.plan", "--assume", "bounded-score"], "did you mean 'bounded-scores'"),
         (["text.onnx", "-o", "x.plan"], "text.onnx"),
     ],

@@ -163,6 +163,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
     "one rank": (["--sequence-parallel", "1"], "--sequence-parallel 1 is one model: leave it out"),
     "no number": (["--method", "ring"], "--method and --sequence-axis go with --sequence-parallel"),
     "a method": (["--sequence-parallel", "2", "--method", "star"], "unknown method 'star'"),
+    "a slip": (["--sequence-parallel", "2", "--method", "rnig"], "unknown method 'rnig', did you mean 'ring'?"),
     "a method for these heads": (
         ["--sequence-parallel", "8", "--method", "all-to-all"],
         "all-to-all is not possible: 8 ranks do not divide its 4 heads",

@@ -252,7 +252,7 @@ def test_a_model_that_is_not_sharded(tmp_path: Path, capsys: pytest.CaptureFixtu
         (["--sequence-parallel", "0"], "0 ranks: give a number from 1 to 65536"),
         (
             ["--sequence-parallel", "2", "--method", "magic"],
-            "unknown method 'magic': use auto, gather, all-to-all, ring",
+            "unknown method 'magic'; known are all-to-all, auto, gather, merge, ring",
         ),
         (["--sequence-parallel", "2", "--length", "0"], "0 tokens in a batch of 1: give numbers from 1 upwards"),
         (
