@@ -8,7 +8,7 @@ from functools import cache
 from importlib import resources
 
 from fa_compiler.op_registry.errors import UnknownProduct, suggestion
-from fa_compiler.op_registry.products import PRODUCTS, Product, family_of
+from fa_compiler.op_registry.products import PRODUCTS, Product, family_of, product
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,13 @@ def soc_version(name: str) -> SocVersion:
         members = ", ".join(_members(family))
         raise UnknownProduct(f"{name} is a family; ATC wants one SoC version of it: {members}")
     raise UnknownProduct(f"unknown SoC version {name!r}{_hint(name)}")
+
+
+def check_name(name: str) -> None:
+    """Raise UnknownProduct for a name that is neither that of a product nor a SoC version. Names that have only the
+    form of a SoC version, as Ascend910B9 has, are none."""
+    if re.fullmatch(product(name).pattern, name):
+        soc_version(name)
 
 
 def _hint(name: str) -> str:

@@ -82,6 +82,7 @@ def test_a_keyword_with_a_slip_names_the_one_that_is_meant() -> None:
         (fa_compiler.ShardedSession, "thread", "threads"),
         (fa_compiler.plan, "levels", "level"),
         (fa_compiler.verify, "tol", "rtol"),
+        (fa_compiler.reference.run, "attr", "attrs"),
     ],
 )
 def test_every_call_names_the_keyword_that_is_meant(call: Any, given: str, meant: str) -> None:

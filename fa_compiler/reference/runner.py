@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fa_compiler.errors import suggests_keywords
 from fa_compiler.op_registry import (
     InputError,
     Kind,
@@ -22,6 +23,7 @@ from fa_compiler.reference import ops  # noqa: F401  (registers the operators)
 from fa_compiler.reference.call import OPERATORS, Array, OpCall, ReferenceInputError
 
 
+@suggests_keywords
 def run(
     op_type: str,
     inputs: Mapping[str, Any],

@@ -10,6 +10,7 @@ from fa_compiler import op_registry
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.runtimes import ALSO_CALLED, RUNTIMES, Runtime, target_for
+from fa_compiler.op_registry.soc import check_name
 from fa_compiler.passes.answer.option import told
 
 Target = Literal["ort", "ascend", "onnx", "contrib"]
@@ -93,7 +94,7 @@ def _words(assume: Iterable[str]) -> frozenset[str]:
 
 def _known_soc(name: str | None) -> str | None:
     if name is not None:
-        product(name)
+        check_name(name)
     return name
 
 

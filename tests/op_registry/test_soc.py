@@ -3,7 +3,7 @@
 import pytest
 
 from fa_compiler.op_registry import UnknownProduct, product
-from fa_compiler.op_registry.soc import soc_version, soc_versions
+from fa_compiler.op_registry.soc import check_name, soc_version, soc_versions
 
 A2 = "Ascend910B1, Ascend910B2, Ascend910B2C, Ascend910B3, Ascend910B4-1, Ascend910B4"
 
@@ -18,6 +18,18 @@ def test_the_table() -> None:
     assert product("Ascend910B").name == "910"
     assert not soc_version("Ascend910B").has_bfloat16
     assert soc_version("Ascend950PR_9589").has_hifloat8
+
+
+def test_a_name_of_the_form_of_a_soc_version_is_none() -> None:
+    """`optimize` and `inspect` take products, too, and refuse the chips that `atc` refuses."""
+    for known in ("A2", "ascend910_93", "950", "Ascend910B", "Ascend910B4-1", "Ascend950PR_9589"):
+        check_name(known)
+    for unknown in ("Ascend910B9", "Ascend910B22", "Ascend910_9300", "Ascend310P9"):
+        assert product(unknown).name in ("A2", "A3", "310P")
+        with pytest.raises(UnknownProduct, match=f"unknown SoC version '{unknown}'; those of "):
+            check_name(unknown)
+    with pytest.raises(UnknownProduct, match="unknown product or SoC version 'Ascend910X'"):
+        check_name("Ascend910X")
 
 
 @pytest.mark.parametrize(
