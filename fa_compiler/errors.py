@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-from fa_compiler.op_registry.errors import FaCompilerError, suggestion
+from fa_compiler.op_registry.errors import FaCompilerError, check_keywords, suggests_keywords
 
 __all__ = [
     "FaCompilerError",
@@ -19,9 +14,6 @@ __all__ = [
     "suggests_keywords",
 ]
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 
 class InputError(FaCompilerError):
     """The input, an option or the path of the output is at fault. The text names the file or node."""
@@ -29,27 +21,6 @@ class InputError(FaCompilerError):
 
 class InternalError(FaCompilerError):
     """A result of this program failed its own checks. Nothing was written."""
-
-
-def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a keyword that a function does not know: the error of Python, with the name that is meant."""
-    names = frozenset(known)
-    for name in given:
-        if name not in names:
-            told = f"{name!r}{suggestion(name, names - {'self'})}"
-            raise TypeError(f"{function}() got an unexpected keyword argument {told}")
-
-
-def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that is given an unknown keyword say which one is meant."""
-    known = inspect.signature(function).parameters
-
-    @wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_keywords(function.__qualname__, kwargs, known)
-        return function(*args, **kwargs)
-
-    return checked
 
 
 def one_line(error: BaseException) -> str:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class FaCompilerError(Exception):
@@ -90,3 +95,24 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     if not 0 < len(names) <= LISTED:
         return ""
     return f"; known {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
+
+
+def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword that a function does not know: the error of Python, with the name that is meant."""
+    names = frozenset(known)
+    for name in given:
+        if name not in names:
+            told = f"{name!r}{suggestion(name, names - {'self'})}"
+            raise TypeError(f"{function}() got an unexpected keyword argument {told}")
+
+
+def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that is given an unknown keyword say which one is meant."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_keywords(function.__qualname__, kwargs, known)
+        return function(*args, **kwargs)
+
+    return checked

@@ -83,6 +83,7 @@ def test_a_keyword_with_a_slip_names_the_one_that_is_meant() -> None:
         (fa_compiler.plan, "levels", "level"),
         (fa_compiler.verify, "tol", "rtol"),
         (fa_compiler.reference.run, "attr", "attrs"),
+        (fa_compiler.ops.run, "output", "outputs"),
     ],
 )
 def test_every_call_names_the_keyword_that_is_meant(call: Any, given: str, meant: str) -> None:

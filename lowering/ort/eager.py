@@ -39,7 +39,7 @@ from fa_compiler.op_registry import (
     place_inputs,
     refusal,
 )
-from fa_compiler.op_registry.errors import FaCompilerError
+from fa_compiler.op_registry.errors import FaCompilerError, suggests_keywords
 
 Array = npt.NDArray[Any]
 
@@ -67,6 +67,7 @@ class KernelError(FaCompilerError, ValueError):
     """The CPU kernel does not take these inputs or attributes. The text names the input and what was expected."""
 
 
+@suggests_keywords
 def run(
     op_type: str,
     inputs: Mapping[str, Any],

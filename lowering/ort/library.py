@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from fa_compiler.op_registry.errors import FaCompilerError
+from fa_compiler.op_registry.errors import FaCompilerError, suggests_keywords
 
 _FILE = "fa_compiler_ort.dll" if sys.platform == "win32" else "libfa_compiler_ort.so"
 
@@ -78,6 +78,7 @@ def loaded_library(*functions: str) -> ctypes.CDLL:
 _registered: weakref.WeakSet[ort.SessionOptions] = weakref.WeakSet()
 
 
+@suggests_keywords
 def register_custom_ops(session_options: ort.SessionOptions) -> None:
     """Register the fused operators for sessions with these options. Raises LibraryNotBuilt or LibraryNotLoaded.
 
