@@ -88,7 +88,7 @@ def run(
         del model, info
         gc.collect()
     report.seconds = time.perf_counter() - start
-    _log(report)
+    log_report(report)
     return proto, report
 
 
@@ -138,7 +138,7 @@ def name_of(model: ir.Model) -> str:
     return name if name and name not in EXPORTERS_NAMES else "model"
 
 
-def _log(report: Report) -> None:
+def log_report(report: Report) -> None:
     """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks (DEBUG)."""
     fused, total = report.fused_attentions, report.attentions
     _LOGGER.info("%s: %d of %d attentions fused in %.2f s", report.model, fused, total, report.seconds)

@@ -23,6 +23,7 @@ import onnxruntime as ort
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import custom_ops_library, have_custom_ops, loaded_library
 from fa_compiler.passes import Options, Report
+from fa_compiler.pipeline.fusing import log_report
 from fa_compiler.provider.matching import Replacement, replacement
 from fa_compiler.provider.plan_file import entry
 
@@ -215,7 +216,7 @@ def _match(graph: bytes, addresses: Sequence[int]) -> tuple[Replacement | None, 
         heard.interrupted |= isinstance(error, KeyboardInterrupt)
         return _failed(f"{type(error).__name__}: {one_line(error)}")
     heard.reports.append(found.report)
-    _LOGGER.info("%s", found.report.summary)
+    log_report(found.report)
     return found, _INFO, found.report.summary
 
 
