@@ -11,6 +11,10 @@ change the original's output by at least half as much as the second model differ
 - it differs by at most MOST_NOISE, or twice the tolerance. If that is much more than the tolerance, the comparison is
   blunt, which it says: a smaller fault would not show.
 
+An output also agrees if it differs by at most twice what other last bits of its weights change in the original
+(nudged.py), by at most ten times the tolerance, and by at most MOST_NOISE: the original's own rounding errors are as
+large then.
+
 A model that rounds to integers while it runs enlarges differences: a number between two integers falls to the other
 side because its last bit differs, and what follows may enlarge the step without limit. So an output that differs is
 compared once more, with the roundings taken out of both models (unrounded.py) and nothing else changed. It agrees if it
@@ -47,6 +51,7 @@ from fa_compiler.comparison.cache_lengths import shared_pairs
 from fa_compiler.comparison.feeds import load_inputs, named_inputs, random_inputs, with_misfit
 from fa_compiler.comparison.lengths import lengths_of, other_length, sizes_for
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
+from fa_compiler.comparison.nudged import nudged_weights
 from fa_compiler.comparison.unrounded import NotKnown, roundings, unrounded
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
@@ -94,7 +99,8 @@ class OutputComparison:
     `largest` is the largest difference, relative to the largest finite value of the original; None if it does not
     apply. `fault` is the reason why the output does not agree; None if it agrees. The others are known only if the
     verdict depended on them: `noise` is the difference that ONNX Runtime's own optimisations make, `unoptimised` the
-    largest difference without these in both models, and `unrounded` that without the roundings to integers.
+    largest difference without these in both models, `nudged` the difference that other last bits of the weights make,
+    and `unrounded` the largest one without the roundings to integers.
     """
 
     name: str
@@ -105,10 +111,11 @@ class OutputComparison:
     noise: float | None = None
     unrounded: float | None = None
     unoptimised: float | None = None
+    nudged: float | None = None
 
     def allowed(self, tolerance: float) -> float:
         """The difference that was allowed because ONNX Runtime differs from itself; 0 where that was not needed."""
-        needed = self.fault is None and self.unoptimised is None and self.unrounded is None
+        needed = self.fault is None and {self.unoptimised, self.unrounded, self.nudged} == {None}
         return allowance(self.noise, tolerance) if needed and self.noise is not None else 0.0
 
     @property
@@ -121,6 +128,8 @@ class OutputComparison:
                 f"same without ONNX Runtime's optimisations ({self.unoptimised:.2g}), which change the first model by "
                 f"{self.noise:.2g}"
             )
+        if self.nudged is not None:
+            return f"same (other last bits of the weights change the first model by {self.nudged:.2g})"
         if self.unrounded is not None:
             return f"same without the roundings to integers, which differ ({self.unrounded:.2g})"
         return "same" if self.noise is None else f"same (ONNX Runtime differs from itself by {self.noise:.2g})"
@@ -234,7 +243,9 @@ def compare_models(
     runner = _loaded(original, proto)
     pairs, advice = _pairing(proto, shared)
     rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs, advice)
-    excuses = _Excuses(original, proto, pairs, rival, _Unrounded(original, other, assume))
+    excuses = _Excuses(
+        original, proto, pairs, rival, _Unrounded(original, other, assume), min(10 * tolerance, MOST_NOISE)
+    )
     found: Comparison | None = None
     usual = _rounds(runner, original, proto, inputs, pairs, shared, assume, sizes_for(other_proto))
     rounds = chain(usual, _beyond(other, other_proto, inputs, assume))
@@ -336,13 +347,15 @@ class _Rival:
 
 @dataclass(frozen=True)
 class _Excuses:
-    """The differences that are not the fusion's: ONNX Runtime's own optimisations, and roundings to integers."""
+    """The differences that are not the fusion's: ONNX Runtime's own optimisations, rounding errors that the original
+    enlarges, and roundings to integers. `most` is the largest difference that may be such an error."""
 
     original: Path
     proto: onnx.ModelProto
     pairs: Mapping[str, str]
     rival: _Rival
     unrounded: _Unrounded
+    most: float
 
     def allow(
         self,
@@ -361,10 +374,18 @@ class _Excuses:
                 plain = self.rival.unoptimised(changed, first)
                 outputs = [_allow_plain(output, first[output.name], plain, tolerance) for output in outputs]
             outputs = [_allow_noise(output, tolerance) for output in outputs]
+        if any(_is_small(output, self.most) for output in outputs):
+            nudged = self._nudged(feeds)
+            outputs = [_allow_nudged(output, first[output.name], nudged, self.most) for output in outputs]
         if all(output.fault is None for output in outputs):
             return outputs
         rival = self.rival
         return self.unrounded.judge(outputs, feeds, self.pairs, changed, rival.pairs, rival.buffers, tolerance)
+
+    def _nudged(self, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
+        """The outputs of the original with other last bits of its weights; none if it has no such weights."""
+        weights = nudged_weights(self.proto, self.original.resolve().parent)
+        return Runner(self.original, self.proto, False, weights=weights).run(feeds, self.pairs) if weights else {}
 
 
 class _Unrounded:
@@ -632,6 +653,20 @@ def _allow_noise(output: OutputComparison, tolerance: float) -> OutputComparison
     return replace(output, fault=f"{output.fault}; {noise}, so that inputs of your own (--inputs) tell more")
 
 
+def _is_small(output: OutputComparison, most: float) -> bool:
+    return output.fault is not None and output.largest is not None and output.largest <= most
+
+
+def _allow_nudged(output: OutputComparison, first: Any, nudged: Mapping[str, Any], most: float) -> OutputComparison:
+    """The output without its fault, if it differs by at most `most`, and by at most twice what other last bits of its
+    weights change. `first` and `nudged` are the original's outputs."""
+    if not _is_small(output, most) or output.name not in nudged:
+        return output
+    assert output.largest is not None
+    change = compare_arrays(first, nudged[output.name], float("inf"))[0] or 0.0
+    return replace(output, fault=None, nudged=change) if output.largest <= 2 * change else output
+
+
 def tolerance_for(model: onnx.ModelProto) -> float:
     """The tolerance of the coarsest floating-point type among a model's tensors, values and casts."""
     graph = model.graph
@@ -711,7 +746,8 @@ class Runner:
     """A session of ONNX Runtime. bfloat16, which NumPy does not have, is passed as OrtValue.
 
     `threads` is the number of threads that run an operator, 0 for ONNX Runtime's default. `folder` has the external
-    data of a model given as bytes. Without `library`, operators of ours are run by their bodies.
+    data of a model given as bytes. Without `library`, operators of ours are run by their bodies. `weights` take the
+    place of the model's initializers of these names.
     """
 
     def __init__(
@@ -722,6 +758,7 @@ class Runner:
         threads: int = 0,
         folder: Path | None = None,
         library: bool = True,
+        weights: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 4
@@ -732,6 +769,9 @@ class Runner:
             register_custom_ops(options)
         if folder is not None:
             options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+        self._weights = {name: _to_ort(array) for name, array in (weights or {}).items()}
+        for name, value in self._weights.items():  # the session reads them as long as it is
+            options.add_initializer(name, value)
         source = model if isinstance(model, bytes) else str(model)
         self._session = OwnSession(source, options, providers=["CPUExecutionProvider"])
 

@@ -22,6 +22,7 @@ from fa_compiler.comparison import compare
 from fa_compiler.comparison.compare import compare_arrays, compare_models, tolerance_for
 from fa_compiler.comparison.feeds import LENGTH, load_inputs, random_inputs
 from fa_compiler.comparison.masks import mask_kinds
+from fa_compiler.comparison.nudged import nudged_weights
 from fa_compiler.errors import InputError
 
 from .builders import attention, feeds, plain, projected, saved
@@ -121,6 +122,65 @@ def cancelling(offset: float) -> onnx.ModelProto:
         "m = Mul(n, gain) h = Add(m, bias) t = Transpose<perm=[0,2,1]>(h) s = MatMul(h, t) c = Mul(s, scale) "
         f"p = Softmax(c) y = MatMul(p, h) }}"
     )
+
+
+def far_values(offset: float) -> onnx.ModelProto:
+    """Attention whose values lie near `offset`, which is subtracted behind it: the digits of the result are few."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (int64[batch,seq] ids) => (float[batch,seq,16] y) '
+        f"<float scale = {{0.25}}, float far = {{{offset}}}> {{ h = Gather(table, ids) k = MatMul(h, key) "
+        "t = Transpose<perm=[0,2,1]>(k) s = MatMul(k, t) c = Mul(s, scale) p = Softmax(c) a = MatMul(p, h) "
+        "y = Sub(a, far) }"
+    )
+    draw = np.random.default_rng(0)
+    table = draw.standard_normal((40, 16)) + offset
+    weights = {"table": table, "key": 0.05 * draw.standard_normal((16, 16))}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
+    )
+    return model
+
+
+def test_a_model_that_enlarges_the_last_bits_of_its_weights() -> None:
+    """A right fusion differs by more than the tolerance and agrees, a wrong one does not. A tolerance that the user
+    gave is kept."""
+    model = far_values(100)
+    fused = fa_compiler.optimize(model).model
+    (output,) = fa_compiler.verify(model, fused).outputs
+    assert output.largest is not None and 1e-5 < output.largest < 1e-4
+    assert output.nudged is not None and output.largest < 2 * output.nudged < 1e-3
+    assert output.verdict.startswith("same (other last bits of the weights change the first model by ")
+    (output,) = fa_compiler.verify(model, fused, rtol=1e-5).outputs
+    assert output.fault is not None and output.nudged is None
+    (output,) = fa_compiler.verify(model, _with_scale(fused, 1.02)).outputs
+    assert output.fault is not None and output.nudged is None
+
+
+def test_the_weights_with_other_last_bits(tmp_path: Path) -> None:
+    """Each number of a matrix moves by one step of its type. Zeros, infinities, the largest number, vectors and
+    integers stay; external data are read."""
+    kinds = {
+        "half": np.full((2, 3), 0.5, np.float16),
+        "edges": np.array([[0, np.inf], [np.finfo(np.float32).max, np.nan]], np.float32),
+        "vector": np.ones((1, 8), np.float32),
+        "integers": np.ones((2, 2), np.int8),
+        "outside": np.full((64, 64), 3, np.float32),
+    }
+    model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[1] x) => (float[1] x) {}')
+    model.graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in kinds.items())
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=1024)
+    moved = nudged_weights(onnx.load(path, load_external_data=False), tmp_path)
+    assert moved.keys() == {"half", "edges", "outside"}
+    for name in ("half", "outside"):
+        first, step = kinds[name], np.spacing(kinds[name])
+        assert moved[name].dtype == first.dtype
+        assert (
+            np.isin(moved[name], (first + step, first - step, first - step / 2)).all() and (moved[name] != first).all()
+        )
+    largest = np.finfo(np.float32).max
+    assert moved["edges"][0].tolist() == [0, np.inf] and np.isnan(moved["edges"][1, 1])
+    assert moved["edges"][1, 0] in (largest, np.nextafter(largest, np.float32(0)))
 
 
 def _with_scale(model: onnx.ModelProto, factor: float) -> onnx.ModelProto:
