@@ -418,15 +418,19 @@ def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.Monke
     assert "fused" in str(names["result"].report)
     exec(blocks[3].replace("8000", "0"), names)
     server = names["server"]
-    thread = threading.Thread(target=server.handle_request)
-    thread.start()
-    connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    connection.request("POST", "/", json.dumps([1, 2, 3]))
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    thread.join()
+    answers = []
+    for asked in ([1, 2, 3], {"no": "list"}, [10**9], [1] * 3000):
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request("POST", "/", json.dumps(asked))
+        answer = connection.getresponse()
+        answers.append((answer.status, answer.read()))
+        connection.close()
+        thread.join()
     server.server_close()
-    assert len(answer) == 64
+    assert [status for status, _ in answers] == [200, 400, 400, 400]
+    assert len(json.loads(answers[0][1])) == 64
 
 
 def test_the_programs_take_the_model_of_the_tutorial() -> None:

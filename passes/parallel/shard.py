@@ -261,8 +261,12 @@ def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tup
         further = {name: shape.index(length) for name, shape in shapes.items() if length in shape}
         axes = {**axes, **further} | axes
     if not axes:
-        sentence = f"the attentions run over {length} tokens, which is the size of no dimension of an input"
-        raise Refusal(f"{sentence}; name the dimension by --sequence-axis INPUT:DIM", None)
+        raise Refusal(
+            f"the attentions run over {length} tokens, which is the size of no dimension of an input; tokens that the "
+            "model makes itself, such as the patches of an image, cannot be divided; if an input has the tokens, name "
+            "their dimension by --sequence-axis INPUT:DIM",
+            None,
+        )
     return length, axes
 
 

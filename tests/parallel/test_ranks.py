@@ -29,6 +29,7 @@ from fa_compiler.parallel.run import ShardedRun, run_sharded
 from fa_compiler.parallel.session import ShardedSession
 from fa_compiler.parallel.threads import run_threads
 from fa_compiler.passes.parallel.methods import AttentionSizes, Machine, choose
+from tests.graphs import harness
 
 from .running import EXAMPLES, by_one, check, content, sharded, text
 
@@ -276,6 +277,14 @@ def test_bad_requests(words: list[str], said: str, tmp_path: Path, capsys: pytes
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
     assert not out.exists()
+
+
+def test_tokens_that_the_model_makes(tmp_path: Path) -> None:
+    """Patches of an image: the error does not only name an option that would not help."""
+    model = harness.load("vit__dynamon_sdpa_op20")
+    said = r"17 tokens, which is the size of no dimension of an input; tokens that the model makes itself.* cannot be"
+    with pytest.raises(InputError, match=said):
+        fa_compiler.shard(model, tmp_path / "out", 2)
 
 
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
