@@ -48,7 +48,7 @@ from fa_compiler import op_registry
 from fa_compiler.checks.operators import without_kernel
 from fa_compiler.comparison.buffers import Buffer, buffer_feeds, buffers_of, grown_outputs
 from fa_compiler.comparison.cache_lengths import shared_pairs
-from fa_compiler.comparison.feeds import load_inputs, named_inputs, random_inputs, with_misfit
+from fa_compiler.comparison.feeds import Sizes, load_inputs, named_inputs, random_inputs, with_misfit
 from fa_compiler.comparison.lengths import lengths_of, other_length, sizes_for
 from fa_compiler.comparison.masks import MaskKind, is_mask, mask_kinds
 from fa_compiler.comparison.nudged import nudged_weights
@@ -164,7 +164,9 @@ class Comparison(Shown):
         else:
             other = sum(output.fault is not None for output in self.outputs)
             verdict = f"{other} of {count} outputs {'differs' if other == 1 else 'differ'}"
-        return f"{verdict} (tolerance {self.tolerance:g} of an output's largest finite value)"
+        excused = self.same and any((output.largest or 0.0) > self.tolerance for output in self.outputs)
+        or_rounding = ", or what rounding explains" if excused else ""
+        return f"{verdict} (tolerance {self.tolerance:g} of an output's largest finite value{or_rounding})"
 
     @property
     def _short(self) -> str:
@@ -501,10 +503,10 @@ def _rounds(
     pairs: Mapping[str, str],
     shared: bool,
     assume: Collection[str],
-    tried: Sequence[tuple[int, int]],
+    tried: Sequence[Sizes],
 ) -> Iterator[Round]:
     """The rounds: the kind of the inputs, the inputs, and the outputs of the original. There is at least one round.
-    `tried` are batches and lengths.
+    `tried` are sizes for random inputs.
 
     Raises:
         InputError: no inputs can be made, or the original runs with none of them.
@@ -519,12 +521,12 @@ def _rounds(
         yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
     make = partial(random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None)
-    (batch, length), feeds, first = _runnable(runner, path, make, pairs, tried)
+    sizes, feeds, first = _runnable(runner, path, make, pairs, tried)
     usual = MaskKind("masks of ones and zeros" if any(map(is_mask, graph_inputs(proto))) else "random inputs")
     yield usual, feeds, first
     for kind, turned in _kinds(proto, usual, feeds, assume):
         try:
-            other = make(batch=batch, length=length, masks=kind.make)
+            other = make(**sizes._asdict(), masks=kind.make)
         except InputError:  # no consistent lengths with such masks
             continue
         # A boolean of rank 0 would become a scalar of NumPy, which ONNX Runtime does not take.
@@ -576,14 +578,14 @@ def _runnable(
     path: Path,
     make: Callable[..., dict[str, np.ndarray]],
     pairs: Mapping[str, str],
-    wanted: Sequence[tuple[int, int]],
-) -> tuple[tuple[int, int], dict[str, np.ndarray], dict[str, Any]]:
-    """The first batch and length with whose inputs the original runs, these inputs, and its outputs."""
+    wanted: Sequence[Sizes],
+) -> tuple[Sizes, dict[str, np.ndarray], dict[str, Any]]:
+    """The first sizes with whose inputs the original runs, these inputs, and its outputs."""
     faults: list[Exception] = []
     tried: list[dict[str, tuple[int, ...]]] = []
-    for batch, length in wanted:
+    for each in wanted:
         try:
-            feeds = make(batch=batch, length=length)
+            feeds = make(**each._asdict())
         except InputError:
             if not faults:
                 raise
@@ -593,7 +595,7 @@ def _runnable(
             continue
         tried.append(sizes)
         try:
-            return (batch, length), feeds, runner.run(feeds, pairs)
+            return each, feeds, runner.run(feeds, pairs)
         except Exception as error:
             faults.append(error)
     hint = "; give inputs that fit the model with verify --inputs"

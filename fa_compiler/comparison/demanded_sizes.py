@@ -8,6 +8,7 @@
     MatMul                                      the last axis of the left operand is as long as the second to last axis
                                                 of the right one
     Concat                                      all operands are equally long on each axis that is not its own
+    Conv                                        its input has as many channels as its kernel times its groups
 
 onnxruntime-genai's builder names the last axis of each cache `kv_cache_dim`, although its nodes fix this size: the
 attention does, and in files of float16 for the CPU a Concat of past and new keys. A demand counts if shape inference
@@ -52,6 +53,9 @@ def _equal(node: ir.Node, info: ShapeInfo) -> Iterable[Pair]:
         return [(left[-1], right[-2])] if left and len(right) > 1 else []
     if is_op(node, "Concat"):
         return _joined(node, info)
+    if is_op(node, "Conv"):
+        value, kernel = _shape(node, 0, info), _shape(node, 1, info)
+        return [(value[1], kernel[1] * int_attr(node, "group", 1))] if len(value) > 1 and len(kernel) > 1 else []
     kind = (node.domain, node.op_type)
     if kind == GROUP_QUERY:
         return _group_query(node, info)

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +30,7 @@ from fa_compiler.comparison.decoder import caches_of, decoding_sizes
 from fa_compiler.comparison.demanded_sizes import demanded_sizes
 from fa_compiler.comparison.integers import Readers, number_range
 from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
+from fa_compiler.comparison.signals import CACHE_WORDS, numbers_as_names, signal_sizes
 from fa_compiler.comparison.weights import weights_of
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.refusals import reason
@@ -41,12 +42,22 @@ LENGTH = 16
 """The sizes of dynamic dimensions: BATCH for a batch and for a first dimension, LENGTH for any other, and twice LENGTH
 for a mask over past and present. A dimension is dynamic if it has a name, no size, or the size -1."""
 
-SIZES = ((BATCH, LENGTH), (1, LENGTH), (BATCH, 32), (1, 32), (1, 64), (1, 128), (1, 224), (1, 1))
-"""Batch and length, to be tried in turn until a model runs. Models that shrink and enlarge their data need multiples of
-32 as length; others need a batch of 1."""
 
-CACHE_WORDS = ("past", "cache")
-"""What the names of caches have in them."""
+class Sizes(NamedTuple):
+    """What open sizes become. With `signals` the sizes of sounds and images are those of signals.py."""
+
+    batch: int = BATCH
+    length: int = LENGTH
+    signals: bool = False
+
+
+TRIED = (
+    *(Sizes(batch, LENGTH, signals=True) for batch in (BATCH, 1)),
+    *(Sizes(batch, length) for length in (LENGTH, 32) for batch in (BATCH, 1)),
+    *(Sizes(1, length) for length in (64, 128, 224, 1)),
+)
+"""The sizes to be tried in turn until a model runs. Models that shrink and enlarge their data need multiples of 32 as
+length; others need a batch of 1."""
 
 MAX_INDEX = 1000
 """Random indices are below this number, even if the indexed table is larger."""
@@ -83,6 +94,7 @@ def random_inputs(
     rows: int | None = None,
     past: int | None = None,
     only: Collection[str] | None = None,
+    signals: bool = False,
 ) -> dict[str, np.ndarray]:
     """Random inputs for a model.
 
@@ -101,12 +113,14 @@ def random_inputs(
         masks: makes other masks (masks.py). A mask whose sum is a number of keys is never changed.
         rows, past: of a decoder, the number of new tokens and of cached ones. None for `length`.
         only: the inputs to make; None makes all.
+        signals: open sizes of sounds and images are not `length`, but those of signals.py.
 
     Raises:
         InputError: an input is not a tensor of numbers or is too large, or no consistent lengths were found.
     """
     calls, demanded = _known_from_nodes(model)
     inputs = graph_inputs(model)
+    demanded = {**(signal_sizes(inputs) if signals else {}), **numbers_as_names(inputs), **demanded}
     wanted = inputs if only is None else [info for info in inputs if info.name in only]
     if rows is None:
         lengths = _cache_lengths(inputs, length)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import onnx
 
-from fa_compiler.comparison.feeds import BATCH, SIZES
+from fa_compiler.comparison.feeds import BATCH, TRIED, Sizes
 from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.linear.lengths import METADATA, Lengths
 from fa_compiler.protos.metadata import metadata_of
@@ -26,10 +26,10 @@ def lengths_of(model: onnx.ModelProto) -> list[Lengths]:
     return [Lengths.read(text) for text in found]
 
 
-def sizes_for(model: onnx.ModelProto) -> list[tuple[int, int]]:
-    """Batches and lengths, to be tried in turn until a model runs: those that are right for it before all others."""
+def sizes_for(model: onnx.ModelProto) -> list[Sizes]:
+    """Sizes to be tried in turn until a model runs: those that are right for it before all others."""
     length = right_length(lengths_of(model))
-    return [*([] if length is None else [(BATCH, length), (1, length)]), *SIZES]
+    return [*([] if length is None else [Sizes(batch, length) for batch in (BATCH, 1)]), *TRIED]
 
 
 def right_length(lengths: list[Lengths]) -> int | None:

@@ -70,9 +70,9 @@ def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array]
     """Random inputs with which the model runs, and its outputs. Caches that are buffers hold no tokens, so that there
     is room for the new ones. Raises the error of the first sizes if it runs with none."""
     faults: list[InputError] = []
-    for batch, length in sizes_for(loaded.proto):
+    for sizes in sizes_for(loaded.proto):
         try:
-            feeds = random_inputs(loaded.proto, loaded.name, batch=batch, length=length)
+            feeds = random_inputs(loaded.proto, loaded.name, **sizes._asdict())
             feeds |= {name: np.zeros_like(feeds[name]) for name in {each.length for each in buffers_of(loaded.proto)}}
             return feeds, session.run(feeds)
         except InputError as error:

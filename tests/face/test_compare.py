@@ -23,6 +23,7 @@ from fa_compiler.comparison.compare import compare_arrays, compare_models, toler
 from fa_compiler.comparison.feeds import LENGTH, load_inputs, random_inputs
 from fa_compiler.comparison.masks import mask_kinds
 from fa_compiler.comparison.nudged import nudged_weights
+from fa_compiler.comparison.signals import PIXELS, SAMPLES, signal_sizes
 from fa_compiler.errors import InputError
 
 from .builders import attention, feeds, plain, projected, saved
@@ -181,6 +182,56 @@ def test_the_weights_with_other_last_bits(tmp_path: Path) -> None:
     largest = np.finfo(np.float32).max
     assert moved["edges"][0].tolist() == [0, np.inf] and np.isnan(moved["edges"][1, 1])
     assert moved["edges"][1, 0] in (largest, np.nextafter(largest, np.float32(0)))
+
+
+def heard(kernel: int) -> onnx.ModelProto:
+    """Attention over the frames that a Conv makes of sounds."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[batch,samples] sound) => (float[batch,frames,16] y) '
+        "<int64[1] one = {1}, float scale = {0.25}> { u = Unsqueeze(sound, one) "
+        f"f = Conv<strides=[{kernel}]>(u, kernel) h = Transpose<perm=[0,2,1]>(f) s = MatMul(h, f) "
+        "c = Mul(s, scale) p = Softmax(c) y = MatMul(p, h) }"
+    )
+    weight = np.random.default_rng(0).standard_normal((16, 1, kernel)) / kernel**0.5
+    model.graph.initializer.append(numpy_helper.from_array(weight.astype(np.float32), "kernel"))
+    return model
+
+
+@pytest.mark.parametrize("kernel", [50, 400])
+def test_sounds_have_several_frames(kernel: int) -> None:
+    """One frame would attend itself alone, and a wrong scale would not show."""
+    model = heard(kernel)
+    fused = fa_compiler.optimize(model).model
+    found = fa_compiler.verify(model, fused)
+    assert found.same and found.sizes == {"sound": (2, SAMPLES)}
+    assert found.outputs[0].shape == (2, SAMPLES // kernel, 16)
+    assert not fa_compiler.verify(model, _with_scale(fused, 1.5)).same
+
+
+def test_the_sizes_of_sounds_and_images() -> None:
+    """They are open sizes that no other input has. Caches, masks and sequences of features have the sizes of texts."""
+    declared = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[B,S] sound, int64[B,S] sound_mask, float[B,C,H,W] image, '
+        "float[B,T] with_tokens, int64[B,T] ids, float[B,2,P,D] past_key, float[B,T,8] features, "
+        "float[B,3,40,V] strip, float16[B,?] unnamed) => (float[B,S] sound) {}"
+    )
+    sizes = {"S": SAMPLES, "H": PIXELS, "W": PIXELS, "size 1 of unnamed": SAMPLES}
+    assert signal_sizes(declared.graph.input) == sizes
+
+
+def test_channels_and_sizes_that_are_named_by_their_number() -> None:
+    """optimum names the channels of an image, and transformers writes the size that it could not leave open as a
+    name."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[batch,channels,height,width] image) => (float[a,b,c,d] y) '
+        "{ y = Conv<group=2>(image, kernel) }"
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.ones((4, 3, 8, 8), np.float32), "kernel"))
+    assert random_inputs(model, "m", signals=True)["image"].shape == (2, 6, PIXELS, PIXELS)
+    assert random_inputs(model, "m")["image"].shape == (2, 6, LENGTH, LENGTH)
+    for dim, name in zip(model.graph.input[0].type.tensor_type.shape.dim, ("batch", "6", "32", "0"), strict=True):
+        dim.dim_param = name
+    assert random_inputs(model, "m", signals=True)["image"].shape == (2, 6, 32, 0)
 
 
 def _with_scale(model: onnx.ModelProto, factor: float) -> onnx.ModelProto:
@@ -584,13 +635,13 @@ def test_masks_that_the_original_does_not_run_with(tmp_path: Path) -> None:
     assert (found.same, found.rounds) == (True, 3)
 
 
-def _pyramid(dims: list[int | str], back: float = 32.0) -> onnx.ModelProto:
-    """Five halvings, enlarged again and joined with the input: height and width have to be multiples of 32."""
+def _pyramid(dims: list[int | str], back: float = 128.0) -> onnx.ModelProto:
+    """Seven halvings, enlarged again and joined with the input: height and width have to be multiples of 128."""
     nodes = [
         helper.make_node("MaxPool", [f"x{level}"], [f"x{level + 1}"], kernel_shape=[2, 2], strides=[2, 2])
-        for level in range(5)
+        for level in range(7)
     ]
-    nodes.append(helper.make_node("Resize", ["x5", "", "scales"], ["back"], mode="nearest"))
+    nodes.append(helper.make_node("Resize", ["x7", "", "scales"], ["back"], mode="nearest"))
     nodes.append(helper.make_node("Concat", ["x0", "back"], ["y"], axis=1))
     infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name in ("x0", "y")]
     infos[1].type.tensor_type.ClearField("shape")
@@ -604,9 +655,9 @@ def test_sizes_are_tried_until_the_original_runs(
     dims: list[int | str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = saved(_pyramid(dims), tmp_path / "a.onnx")
-    assert compare_models(path, path).sizes == {"x0": (2, 3, 32, 32)}
+    assert compare_models(path, path).sizes == {"x0": (1, 3, 128, 128)}
     assert main(["optimize", str(path), "-o", str(tmp_path / "b.onnx"), "--verify"]) == 0
-    assert "inputs: x0 [2, 3, 32, 32]" in capfd.readouterr().out
+    assert "inputs: x0 [1, 3, 128, 128]" in capfd.readouterr().out
 
 
 def test_no_size_with_which_the_original_runs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
