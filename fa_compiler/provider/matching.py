@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,8 @@ from fa_compiler.pipeline.fusing import fuse_checked, name_of
 
 NESTED_DOMAIN = "fa_compiler.nested"
 """The domain of the library's operators in the sessions that the provider makes (lowering/ort/csrc/register.cc)."""
+
+_SHAPE_OF_PRODUCT = re.compile(r"gemm_(in|out)put_shape(_token_\d+)?")
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ def replacement(content: bytes, addresses: Sequence[int], captures: bool, option
     for value in [value for value in model.graph.inputs if value.name not in used]:
         model.graph.inputs.remove(value)
     _to_nested_domain(model)
+    _rename_shapes(model.graph)
     weights.to_files(model.graph)
     fused = ir.to_proto(model).SerializeToString()
     return Replacement(report, fused, sizes, weights.read)
@@ -125,6 +129,19 @@ def _inputs_read(graph: ir.Graph) -> tuple[set[str], list[str]]:
     anywhere = {value.name for node in all_nodes(graph) for value in node.inputs if value is not None}
     names = [value.name for value in graph.inputs if value.name in anywhere]
     return {name for name in names if name}, [name for name in names if name and name not in here]
+
+
+def _rename_shapes(graph: ir.Graph) -> None:
+    """Give the shapes that ONNX Runtime made for its products other names.
+
+    The session inside makes such shapes, too, and numbers their names. Where it has first replaced one of these
+    shapes by an equal constant, it takes the name for free, although the shape is still there, and then ends with an
+    error.
+    """
+    for name in [name for name in graph.initializers if _SHAPE_OF_PRODUCT.fullmatch(name)]:
+        value = graph.initializers.pop(name)
+        value.name = f"fa_compiler.{name}"
+        graph.register_initializer(value)
 
 
 def _to_nested_domain(model: ir.Model) -> None:

@@ -555,6 +555,39 @@ def test_shared_initializers(seen: provider.Overheard, name: str, level: ort.Gra
     assert fused(seen) == ([1] if name == "w" else [])
 
 
+def layer_of_fixed_sizes() -> onnx.ModelProto:
+    """A layer of a BERT: products with biases in front of attention, and norms behind the residual sums."""
+    sides = " ".join(
+        f"{name}0 = MatMul(h, w_{name}) {name}1 = Add({name}0, b_{name}) {name}2 = Reshape({name}1, split) "
+        f"{name} = Transpose<perm=[{order}]>({name}2)"
+        for name, order in (("q", "0,2,1,3"), ("k", "0,2,3,1"), ("v", "0,2,1,3"))
+    )
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (float[2,8,16] x) => (float[2,8,16] y) '
+        "<int64[4] split = {2,8,4,4}, int64[3] join = {2,8,16}, float scale = {0.5}> { "
+        "a0 = MatMul(x, w_up) a1 = Add(a0, b_up) a2 = Relu(a1) a3 = MatMul(a2, w_down) a4 = Add(a3, b_down) "
+        f"h = LayerNormalization(a4, b_up, b_down) {sides} s = MatMul(q, k) c = Mul(s, scale) p = Softmax(c) "
+        "o = MatMul(p, v) t = Transpose<perm=[0,2,1,3]>(o) u = Reshape(t, join) z = MatMul(u, w_out) "
+        "linear = Add(z, b_out) sum = Add(h, linear) y = LayerNormalization(sum, b_up, b_down) }"
+    )
+    draw = np.random.default_rng(0)
+    for name in ("up", "down", "q", "k", "v", "out"):
+        weights = {f"w_{name}": 0.25 * draw.standard_normal((16, 16)), f"b_{name}": draw.standard_normal(16)}
+        for key, array in weights.items():
+            model.graph.initializer.append(numpy_helper.from_array(array.astype(np.float32), key))
+    return model
+
+
+@pytest.mark.parametrize("level", [*LEVELS, ort.GraphOptimizationLevel.ORT_ENABLE_ALL])
+def test_names_that_onnx_runtime_makes_twice(seen: provider.Overheard, level: ort.GraphOptimizationLevel) -> None:
+    """It makes Gemm of products with biases, and leaves those of an attention that it knows. In the session inside the
+    attention is gone, and the rest become Gemm, too."""
+    model = layer_of_fixed_sizes()
+    session = session_of(model, graph_optimization_level=level)
+    assert fused(seen) == [1] and seen.failures == []
+    agree(session, model, {"x": np.random.default_rng(1).standard_normal((2, 8, 16)).astype(np.float32)})
+
+
 def test_a_failure_of_the_library_is_one_line(seen: provider.Overheard) -> None:
     provider._library_failed(b"Exception during initialization: graph.cc:4164\n Attempt to replace the tensor\n")
     assert seen.failures == ["Exception during initialization: graph.cc:4164 Attempt to replace the tensor"]
