@@ -40,6 +40,12 @@ def signal_sizes(inputs: Sequence[onnx.ValueInfoProto]) -> Mapping[str, int]:
     return {symbol: size for symbol, size in found.items() if symbol not in others}
 
 
+def signal_inputs(inputs: Sequence[onnx.ValueInfoProto]) -> list[str]:
+    """The names of the sounds and images among the inputs whose sizes are open."""
+    sizes = signal_sizes(inputs)
+    return [info.name for info in inputs if not is_mask(info) and not sizes.keys().isdisjoint(_symbols(info))]
+
+
 def numbers_as_names(inputs: Iterable[onnx.ValueInfoProto]) -> Mapping[str, int]:
     """The sizes that symbols name, such as 32 for the symbol "32"."""
     symbols = {dim.dim_param for info in inputs for dim in info.type.tensor_type.shape.dim}

@@ -82,6 +82,7 @@ def bench(
             caches=runs.caches,
             decode=decode,
             fixed=() if isinstance(runs, Steps) else runs.fixed(),
+            signals=() if isinstance(runs, Steps) else runs.signals,
         )
         if "length" in begun.fixed:
             del wanted[1:]

@@ -162,7 +162,7 @@ class Benchmark(Shown):
 
     `report` tells what was fused. `most` is the number of tokens that the model takes at most, if a length is larger.
     `caches` are those of a decoder, by the names of their inputs. `fixed` has "length" or "batch" where the model
-    itself fixes these sizes, so that what was asked for has no effect.
+    itself fixes these sizes, so that what was asked for has no effect. `signals` are inputs that are sounds or images.
     """
 
     report: Report
@@ -174,6 +174,7 @@ class Benchmark(Shown):
     decode: bool = False
     caches: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
+    signals: tuple[str, ...] = ()
 
     @property
     def measured(self) -> tuple[Measure, ...]:
@@ -298,7 +299,11 @@ class Benchmark(Shown):
 
     @property
     def sizes(self) -> list[str]:
-        """The sentence about sizes that the model fixes; none where it leaves the length open."""
+        """The sentence about sizes that the model fixes, or about lengths that are no number of tokens; none where it
+        leaves the number of its tokens open."""
+        if "length" not in self.fixed and self.signals:
+            names = ", ".join(self.signals)
+            return [f"{names}: a length counts samples or pixels here; the model makes its tokens of them"]
         if "length" not in self.fixed or not self.measured:
             return []
         shapes = [f"{name} {list(shape)}" for name, shape in self.measured[0].shapes]

@@ -13,18 +13,20 @@ import numpy as np
 from fa_compiler.comparison.compare import Runner
 from fa_compiler.comparison.decoder import caches_of
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
+from fa_compiler.comparison.signals import signal_inputs
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.measuring.figures import LEAST_RUNS, MOST_RUNS, Measure, Timing, timed, turns
 from fa_compiler.measuring.limits import in_words
 from fa_compiler.measuring.memory import own_peak, peak_of
 from fa_compiler.model_files.reading import read_proto
+from fa_compiler.protos.subgraphs import graph_inputs
 
 
 class Runs:
     """The sessions of the original and of the fused model. Raises InputError if ONNX Runtime cannot load them.
 
     `spare` is the number of tokens that a measurement needs beside its length. `caches` are those of the original, by
-    the names of their inputs.
+    the names of their inputs. `signals` are its inputs that are sounds or images.
     """
 
     spare = 0
@@ -33,6 +35,7 @@ class Runs:
         self._folder, self._paths, self._threads, self._batch = folder, paths, threads, batch
         self._proto = read_proto(paths[0])
         self.caches = tuple(cache.past for cache in caches_of(self._proto))
+        self.signals = tuple(signal_inputs(graph_inputs(self._proto)))
         try:
             self._runners = [Runner(path, read_proto(path), optimise=True, threads=threads) for path in paths]
         except Exception as error:  # ONNX Runtime's exceptions share no base class of their own

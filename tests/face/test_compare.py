@@ -23,7 +23,7 @@ from fa_compiler.comparison.compare import compare_arrays, compare_models, toler
 from fa_compiler.comparison.feeds import LENGTH, load_inputs, random_inputs
 from fa_compiler.comparison.masks import mask_kinds
 from fa_compiler.comparison.nudged import nudged_weights
-from fa_compiler.comparison.signals import PIXELS, SAMPLES, signal_sizes
+from fa_compiler.comparison.signals import PIXELS, SAMPLES, signal_inputs, signal_sizes
 from fa_compiler.errors import InputError
 
 from .builders import attention, feeds, plain, projected, saved
@@ -206,6 +206,8 @@ def test_sounds_have_several_frames(kernel: int) -> None:
     assert found.same and found.sizes == {"sound": (2, SAMPLES)}
     assert found.outputs[0].shape == (2, SAMPLES // kernel, 16)
     assert not fa_compiler.verify(model, _with_scale(fused, 1.5)).same
+    told = "sound: a length counts samples or pixels here; the model makes its tokens of them"
+    assert told in str(fa_compiler.bench(model, lengths=[8 * kernel], seconds=0.01))
 
 
 def test_the_sizes_of_sounds_and_images() -> None:
@@ -217,6 +219,7 @@ def test_the_sizes_of_sounds_and_images() -> None:
     )
     sizes = {"S": SAMPLES, "H": PIXELS, "W": PIXELS, "size 1 of unnamed": SAMPLES}
     assert signal_sizes(declared.graph.input) == sizes
+    assert signal_inputs(declared.graph.input) == ["sound", "image", "unnamed"]
 
 
 def test_channels_and_sizes_that_are_named_by_their_number() -> None:
