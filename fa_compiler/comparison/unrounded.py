@@ -11,6 +11,9 @@ a wrong one shows. Nothing is rounded and nothing is cut off at the ends of a ty
     QLinearX(...)                      X of the numbers that its operands stand for, divided by the scale of the result
                                        X: MatMul, Conv, Add, Mul, Softmax, Sigmoid, LeakyRelu, Concat, Where
 
+A DequantizeLinear with the zero point of the QuantizeLinear in front of it leaves the point out: the sum with it would
+lose small numbers, such as scores beside a mask of -3.4e38.
+
 Inputs, initializers and Constants of 8 and 16 bits become float32, too, so that what lies between these operators gets
 one type. Inputs of the model keep their type.
 
@@ -122,6 +125,8 @@ class _Rewrite:
     single: set[str] = field(default_factory=set)
     """Results that are one number: scales and zero points of DynamicQuantizeLinear."""
     nodes: list[onnx.NodeProto] = field(default_factory=list)
+    steps: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """For the result of a QuantizeLinear the number of steps without the zero point, and the zero point."""
 
     def graph(self, graph: onnx.GraphProto, renamed: Mapping[str, str]) -> None:
         """Rewrite a graph. `renamed` are the values of outer graphs that have become real numbers."""
@@ -216,6 +221,7 @@ class _Rewrite:
         """What would be rounded to integers, as the value `to`."""
         steps = self.op("Div", self.real(value), self.along(scale, value, axis))
         if point:
+            self.steps[to] = steps, point
             self.op("Add", steps, self.along(point, value, axis), to=to)
         else:
             self.op("Identity", steps, to=to)
@@ -239,11 +245,22 @@ def _quantize(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any
 
 def _dequantize(made: _Rewrite, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     _check_blocks(node, attributes)
-    value = made.meant(node.input[0], node.input[1], _input(node, 2), attributes.get("axis", 1))
+    value = made.meant(*_without_point(made, node), attributes.get("axis", 1))
     if made.opset >= CAST_LIKE_SINCE:
         made.op("CastLike", value, node.input[1], to=node.output[0])
     else:  # scales are float32
         made.op("Identity", value, to=node.output[0])
+
+
+def _without_point(made: _Rewrite, node: onnx.NodeProto) -> tuple[str, str, str]:
+    """The integers of a DequantizeLinear, their scale and zero point; the number of steps and no point where the
+    QuantizeLinear has the same one."""
+    value, scale, point = node.input[0], node.input[1], _input(node, 2)
+    steps, other = made.steps.get(value, ("", ""))
+    one, two = (made.constants.get(name) for name in (point, other))
+    if steps and one is not None and two is not None and np.array_equal(one, two):
+        return steps, scale, ""
+    return value, scale, point
 
 
 def _check_blocks(node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:

@@ -74,6 +74,7 @@ def bench(
         _check_fused(report)
         sessions = partial(Steps, one_token=DECODE in words) if decode else partial(Runs, folder=place)
         runs = sessions(paths=paths, threads=threads, batch=chosen.batch)
+        fixed, signals = ((), ()) if isinstance(runs, Steps) else (runs.fixed(), runs.signals)
         begun = Benchmark(
             report,
             (),
@@ -81,8 +82,8 @@ def bench(
             threads or os.cpu_count() or 1,
             caches=runs.caches,
             decode=decode,
-            fixed=() if isinstance(runs, Steps) else runs.fixed(),
-            signals=() if isinstance(runs, Steps) else runs.signals,
+            fixed=fixed,
+            signals=signals,
         )
         if "length" in begun.fixed:
             del wanted[1:]

@@ -216,6 +216,18 @@ def test_a_model_in_real_numbers_is_near_to_the_one_that_rounds(body: str) -> No
     assert not roundings(made)
 
 
+@pytest.mark.parametrize(("point", "is_kept"), [("low", True), ("point", False)])
+def test_small_numbers_beside_a_large_mask(point: str, is_kept: bool) -> None:
+    """A mask of -3.4e38 makes the step so large that the numbers beside it vanish in a sum with the zero point. Only
+    the sum with the same one is left out: another one moves all numbers."""
+    proto = small(f"i = QuantizeLinear(x, large, low) z = DequantizeLinear(i, large, {point})")
+    proto.graph.initializer.append(numpy_helper.from_array(np.array(1.3e36, np.float32), "large"))
+    x = np.random.default_rng(0).standard_normal((2, 3, 5, 4)).astype(np.float32)
+    session = ort.InferenceSession(unrounded(proto).SerializeToString(), providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"x": x})
+    assert np.allclose(found, x, atol=1e-6) is is_kept
+
+
 UNKNOWN = {
     "a scale that is computed": "s = ReduceMax<keepdims=0>(x) i = QuantizeLinear(x, s) z = DequantizeLinear(i, s)",
     "an operator of integers": "i = QuantizeLinear(x, step, point) a = com.microsoft.QLinearGlobalAveragePool("
