@@ -14,7 +14,6 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
-    FLOATS,
     STANDARD,
     constant,
     inputs_of,
@@ -87,8 +86,8 @@ class Evaluation:
     ends: dict[ir.Value, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
     """The shape, the first and the last element of known integers that comparisons and the like read."""
     freed: frozenset[ir.Node] = frozenset()
-    """The loops that carry random numbers from the first iteration on, in the place of the floats that they begin with.
-    """
+    """The loops that carry random numbers from the first iteration on, in the place of what they begin with. Integers
+    that are the same in every run stay."""
     states: list[ir.Value] = field(default_factory=list)
     """Values that stand for these numbers."""
     counts: dict[ir.Node, int] = field(default_factory=dict)
@@ -326,11 +325,21 @@ class Evaluation:
     def _first_states(self, node: ir.Node, values: Sequence[ir.Value]) -> list[Sequenced]:
         """What a loop carries into the first iteration."""
         states = [self._get(value) for value in values]
-        for place, (value, state) in enumerate(zip(values, states, strict=True)):
-            if node in self.freed and isinstance(state, Tensor) and self.info.dtype(value) in FLOATS:
-                self.states.append(ir.Value(name="state"))
-                self.known[self.states[-1]] = states[place] = self._random(state.shape)
-        return states
+        return [self._freed(state) for state in states] if node in self.freed else states
+
+    def _freed(self, state: Sequenced) -> Sequenced:
+        """Random numbers in the place of what a loop begins with, a sequence's tensors included. Integers that are the
+        same in every run stay."""
+        if isinstance(state, list):
+            return [self._freed_tensor(each) for each in state]
+        return self._freed_tensor(state)
+
+    def _freed_tensor(self, state: Tensor) -> Tensor:
+        if state.exact is not None and state.exact.dtype.kind in "biu":
+            return state
+        self.states.append(ir.Value(name="state"))
+        self.known[self.states[-1]] = result = self._random(state.shape)
+        return result
 
     def _note_carried(self, node: ir.Node, carried: Sequence[Sequence[Sequenced]]) -> None:
         """Note a loop that carries a number which is the same in every run, and no multiple of the iteration."""

@@ -6,10 +6,10 @@ give the same outputs. What is compared are polynomials, divided by others, of t
 exponentials of decays; where two of them differ, they are equal at a random point with a chance of their degree divided
 by 2^31. `POINTS` points are looked at.
 
-Where the number of tokens is open, lengths.py says which of them are looked at. Of a loop over the tokens not all
-iterations can be. So it is also looked at with random numbers in the place of those that it carries into the first
-iteration. Where it gives the recurrence from this state on, one iteration is one step of the recurrence, whatever was
-before it, and so are all.
+Where the number of tokens is open, lengths.py says which of them are looked at. Of a loop over the tokens, or over the
+batch, not all iterations can be. So it is also looked at with random numbers in the place of those that it carries into
+the first iteration. Where it gives the recurrence from this state on, one iteration is one step of the recurrence,
+whatever was before it, and so are all.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class Prover:
         if not all(self._holds_apart(name, match, length, looks.names) for name in sorted(looks.names)):
             return None
         if not match.is_open["t"]:
-            return match
+            return match if looks.holds_from_any_state(length) else None
         walk = Walk(self.region.nodes, self.info, self.tokens, dict.fromkeys(self.batch, batch_of(APART)), self.unknown)
         lengths = right_lengths(length, looks.next, lambda: self._numbers(looks, walk))
         if lengths is None or not looks.holds_from_any_state(length):
@@ -339,7 +339,8 @@ class Prover:
         is_free = any(verdict is Verdict.RIGHT for size, verdict in verdicts.items() if size != own)
         is_own = name in self._named([match.found.output.value])
         others = dict.fromkeys(self.batch, batch_of(APART)) | dict.fromkeys(self.tokens, length)
-        return is_own or not is_free or self._is_even(looks, [name], others, sizes)
+        is_even = is_own or not is_free or self._is_even(looks, [name], others, sizes)
+        return is_even and (not is_free or looks.holds_from_any_state(length))
 
 
 @dataclass
@@ -391,7 +392,7 @@ class _Looks:
         before it, and so do all that are not looked at. Otherwise a loop may hold something back for many iterations,
         such as the last 100 tokens of a window. It is looked at where the operands were found, and at the most
         iterations."""
-        longest = max(self.right)
+        longest = max(self.right, default=found)
         return not self._loops or all(map(self._holds_from_any_state, sorted({found, longest})))
 
     def _holds_from_any_state(self, length: int) -> bool:

@@ -111,6 +111,63 @@ def test_what_is_held_back(name: str) -> None:
     assert not fused(proto)[1].count("fused")
 
 
+ROWS = "float[B,3,2,4] q, float[B,3,2,4] k, float[B,3,2,6] v"
+TOKEN = "kc = Unsqueeze(ki, ax2) vr = Unsqueeze(vi, ax1) u = MatMul(kc, vr) sn = Add(s, u) qr = Unsqueeze(qi, ax1) "
+ADDED_LATER = (
+    "end = Constant<value_ints=[1000]>() later = Slice(held, ax1, end, rows) more = Unsqueeze(y0, rows) "
+    "next = Concat<axis=0>(later, more) old = Slice(held, rows, ax1, rows) old1 = Squeeze(old, rows) y = Add(y0, old1) "
+)
+OF_A_BATCH = {
+    "what comes out of the sixth sequence on": (5, ADDED_LATER, 0),
+    "what comes out of the eleventh sequence on": (10, ADDED_LATER, 0),
+    "what never comes out": (5, "next = Identity(held) y = Identity(y0) ", 1),
+}
+"""How many outputs a Scan over the batch holds back, and what it does with them."""
+
+
+@pytest.mark.parametrize("name", OF_A_BATCH)
+def test_what_is_held_back_of_a_batch(name: str) -> None:
+    """A Scan over the sequences of a batch, of which the proof looks at five at most, with a Scan over tokens in it."""
+    count, nodes, fusions = OF_A_BATCH[name]
+    held = f"float[{count},3,2,6]"
+    body = (
+        f"sh = Constant<value_ints=[{count},3,2,6]>() first = ConstantOfShape<value=float[1]{{0}}>(sh) "
+        f"zs = Constant<value_ints=[2,4,6]>() s0 = ConstantOfShape<value=float[1]{{0}}>(zs) {HEADS} "
+        f"last, y = Scan<num_scan_inputs=3, body = batch ({held} held, float[3,2,4] qb, float[3,2,4] kb, "
+        f"float[3,2,6] vb) => ({held} next, float[3,2,6] y) {{ s1, y0 = Scan<num_scan_inputs=3, body = token "
+        "(float[2,4,6] s, float[2,4] qi, float[2,4] ki, float[2,6] vi) => (float[2,4,6] sn, float[2,6] o) { "
+        f"{TOKEN} o0 = MatMul(qr, sn) o = Squeeze(o0, ax1) }}>(s0, qb, kb, vb) {nodes} }}>(first, q, k, v)"
+    )
+    proto = parse(body, inputs=ROWS, outputs="float[B,3,2,6] y", opset=18)
+    result, report = fused(proto)
+    assert report.count("fused") == fusions
+    feeds = feeds_of(proto, {"B": 12})
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, TOLERANCE)
+
+
+def test_what_a_sequence_holds_back() -> None:
+    """A hundred zeros stand in a sequence, and each token adds what stands at its place: its own output comes again a
+    hundred tokens later."""
+    zeros = "".join(
+        f"q{place + 1} = Loop(fifty, , q{place}) <body = zeros{place} (int64 i, bool go, seq(float[2,6]) r{place}) => "
+        f"(bool on, seq(float[2,6]) t{place}) {{ on = Identity(go) t{place} = SequenceInsert(r{place}, zero) }}> "
+        for place in range(2)
+    )
+    body = (
+        f"{HEADS} fifty = Constant<value_int=50>() zs = Constant<value_ints=[2,6]>() "
+        f"zero = ConstantOfShape<value=float[1]{{0}}>(zs) q0 = SequenceEmpty<dtype=1>() {zeros} "
+        "n = Shape<start=0,end=1>(q) trips = Squeeze(n, rows) s1, list, y = Loop(trips, , s0, q2) <body = body "
+        "(int64 i, bool go, float[2,4,6] s, seq(float[2,6]) held) => "
+        "(bool on, float[2,4,6] sn, seq(float[2,6]) next, float[2,6] o) { on = Identity(go) "
+        f"qi = Gather(q, i) ki = Gather(k, i) vi = Gather(v, i) {TOKEN} o0 = MatMul(qr, sn) o1 = Squeeze(o0, ax1) "
+        "next = SequenceInsert(held, o1) all = ConcatFromSequence<axis=0,new_axis=1>(held) old = Gather(all, i) "
+        "o = Add(o1, old) }>"
+    )
+    proto = parse(body, inputs=INPUTS, outputs=OUTPUTS, opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
 def test_rows_that_grow() -> None:
     """A Loop whose rows have other sizes in each iteration fails for two tokens, in ONNX Runtime and in the proof."""
     text = RIGHT["every place"].text()

@@ -148,3 +148,23 @@ def test_results_keep_their_bits(body: str, inputs: str, outputs: str, tolerance
     feeds = {name: rng.standard_normal(array.shape).astype(np.float16) for name, array in feeds_of(proto, {}).items()}
     for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
         assert_same(got, wanted, tolerance)
+
+
+@pytest.mark.parametrize(("gate", "fusions"), [("Identity(p1)", 1), ("Sub(one, p0)", 0), ("Sub(one, p1)", 0)])
+def test_a_decay_that_rounding_makes_negative(gate: str, fusions: int) -> None:
+    """The Tanh and Sigmoid of ONNX Runtime give a little more than 1, and a negative number has no logarithm."""
+    body = (
+        f"one = Constant<value_float=1.0>() p0 = Tanh(g) p1 = Sigmoid(g) p = {gate} s1, y = Scan<num_scan_inputs=4, "
+        "body = token (float[3,4,6] s, float[3,4] qi, float[3,4] ki, float[3,6] vi, float[3] pi) => "
+        "(float[3,4,6] sn, float[3,6] o) { ax1 = Constant<value_ints=[1]>() ax2 = Constant<value_ints=[2]>() "
+        "both = Constant<value_ints=[1,2]>() pu = Unsqueeze(pi, both) sd = Mul(s, pu) column = Unsqueeze(ki, ax2) "
+        "row = Unsqueeze(vi, ax1) u = MatMul(column, row) sn = Add(sd, u) qr = Unsqueeze(qi, ax1) "
+        "yr = MatMul(qr, sn) o = Squeeze(yr, ax1) }>(s0, q, k, v, p)"
+    )
+    inputs = "float[2,3,4] q, float[2,3,4] k, float[2,3,6] v, float[3,4,6] s0, float[2,3] g"
+    proto = model(body, inputs, "float[2,3,6] y, float[3,4,6] s1")
+    result, report = fused(proto)
+    assert report.count("fused") == fusions
+    feeds = random_feeds(proto, g=np.full((2, 3), 8.191037, np.float32))
+    for got, wanted in zip(run(result, feeds), run(proto, feeds), strict=True):
+        assert_same(got, wanted, 1e-5)

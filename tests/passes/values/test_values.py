@@ -348,6 +348,8 @@ def test_a_sum_of_a_known_number_of_elements_is_bounded(sum_of: str, low: float,
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
+        ("x = Sigmoid(f)", (0.0, 1.0 + 2.0**-20)),
+        ("x = Tanh(f)", (-1.0 - 2.0**-20, 1.0 + 2.0**-20)),
         ("e = Exp(f) x = Clip(e, , third)", (0.0, float(np.float32(0.333)))),
         ("e = Clip(f, , zero) x = Exp(e)", (0.0, 1.0 + 2.0**-20)),
         ("x = Clip(f, one)", (1.0, -MIN)),
