@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TypeAlias
 
 import numpy as np
@@ -92,6 +92,10 @@ class Evaluation:
     """Values that stand for these numbers."""
     counts: dict[ir.Node, int] = field(default_factory=dict)
     """The most iterations of each loop."""
+    repeated: dict[ir.Node, int] = field(default_factory=dict)
+    """The iterations of each loop in a body when it ran first."""
+    depth: int = 0
+    """In how many bodies the node is that is evaluated now."""
     begun: dict[ir.Graph, dict[ir.Value, tuple[int, np.ndarray]]] = field(default_factory=dict)
     """The integers of each body in the iteration in which they are first known, and its place; -1 where a later one
     differs."""
@@ -152,6 +156,8 @@ class Evaluation:
         for place, node in enumerate(nodes):
             for output, result in zip(node.outputs, self._outputs(node), strict=False):
                 self.known[output] = result
+                if self.meetings is not None:
+                    self.meetings.make(output, result if isinstance(result, list) else [result])
             for value in values_read(node):
                 if last[value] == place and value in made and value not in held:
                     self.known.pop(value, None)
@@ -232,9 +238,11 @@ class Evaluation:
         for node in nodes:
             for output in node.outputs:
                 self.known.pop(output, None)
+        self.depth += 1
         for node in nodes:
             for output, result in zip(node.outputs, self._outputs(node), strict=False):
                 self.known[output] = result
+        self.depth -= 1
         return [self._get(value) for value in graph.outputs]
 
     def _integers(self, graph: ir.Graph) -> dict[ir.Value, np.ndarray]:
@@ -269,7 +277,7 @@ class Evaluation:
             raise FailedError(f"{value.name!r} is not known")
         return int(array.reshape(-1)[0])
 
-    def _loop(self, node: ir.Node) -> list[Sequenced]:
+    def _loop(self, node: ir.Node) -> Sequence[Sequenced]:
         (body,) = subgraphs(node)
         count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
         if self.meetings is not None:
@@ -291,10 +299,9 @@ class Evaluation:
             states = results[1 : 1 + len(states)]
             made.append(results[1 + len(states) :])
         self._note_carried(node, [*carried, states])
-        self.counts[node] = max(self.counts.get(node, 0), len(made))
-        return [*states, *(_stacked(part, 0) for part in _columns(made, stacked))]
+        return self._given(node, len(made), [*states, *(_stacked(part, 0) for part in _columns(made, stacked))])
 
-    def _scan(self, node: ir.Node) -> list[Sequenced]:
+    def _scan(self, node: ir.Node) -> Sequence[Sequenced]:
         (body,) = subgraphs(node)
         if len(node.inputs) != len(body.inputs):
             raise FailedError("a Scan of opset 8, which has lengths, and a batch in front of the tokens")
@@ -318,9 +325,20 @@ class Evaluation:
             carried.append(states)
             made.append(results[len(states) :])
         self._note_carried(node, carried)
-        self.counts[node] = max(self.counts.get(node, 0), len(made))
         parts = [part[::-1] if back else part for part, back in zip(_columns(made, outputs), turned_out, strict=True)]
-        return [*states, *(_stacked(part, axis) for part, axis in zip(parts, axes_out, strict=True))]
+        results = [*states, *(_stacked(part, axis) for part, axis in zip(parts, axes_out, strict=True))]
+        return self._given(node, len(made), results)
+
+    def _given(self, node: ir.Node, count: int, results: Sequence[Sequenced]) -> Sequence[Sequenced]:
+        """The results of a loop of so many iterations, which are noted. One in a body is bent if they are more or fewer
+        than before, or if it gives other integers."""
+        self.counts[node] = max(self.counts.get(node, 0), count)
+        if self.meetings is not None and self.depth:
+            is_same = self.repeated.setdefault(node, count) == count
+            read = [result for value, result in zip(node.outputs, results, strict=False) if value.uses()]
+            if not self.meetings.gives_same(node, [each for each in read if isinstance(each, Tensor)]) or not is_same:
+                self.meetings.bent.add(node)
+        return results
 
     def _first_states(self, node: ir.Node, values: Sequence[ir.Value]) -> list[Sequenced]:
         """What a loop carries into the first iteration."""
@@ -335,7 +353,7 @@ class Evaluation:
         return self._freed_tensor(state)
 
     def _freed_tensor(self, state: Tensor) -> Tensor:
-        if state.exact is not None and state.exact.dtype.kind in "biu":
+        if state.is_known_integer:
             return state
         self.states.append(ir.Value(name="state"))
         self.known[self.states[-1]] = result = self._random(state.shape)
@@ -380,13 +398,32 @@ _CONTROL = {
 
 
 def _is_even(states: Sequence[Sequenced]) -> bool:
-    """Are the numbers that a loop carries not the same in every run, or do they differ by one step?"""
-    arrays = without_none(None if isinstance(state, list) else state.exact for state in states)
+    """Do all sizes that a loop carries in one place differ by one step from iteration to iteration, and all its numbers
+    that are the same in every run?"""
+    tensors = [state for state in states if isinstance(state, Tensor)]
+    if len(tensors) < len(states):
+        return _are_even([state for state in states if isinstance(state, list)])
+    if not _has_one_step([np.array(state.shape) for state in tensors]):
+        return False
+    arrays = without_none(state.exact for state in tensors)
     if len(arrays) < len(states):
         return not any(array.dtype.kind in "biu" for array in arrays)
-    wide = [array.astype(np.float64) for array in arrays]
-    steps = [after - before for before, after in pairwise(wide) if after.shape == before.shape]
-    return len(steps) == len(wide) - 1 and all((step == steps[0]).all() for step in steps)
+    return _has_one_step([array.astype(np.float64) for array in arrays])
+
+
+def _are_even(lists: Sequence[list[Tensor]]) -> bool:
+    """Do the sequences that a loop carries grow by one step? What is in them may come in any later iteration, so no
+    integer in it may be known, and it has one shape."""
+    tensors = [*chain.from_iterable(lists)]
+    has_one_shape = len({tensor.shape for tensor in tensors}) <= 1
+    has_integers = any(tensor.is_known_integer for tensor in tensors)
+    return has_one_shape and not has_integers and _has_one_step([np.array(len(each)) for each in lists])
+
+
+def _has_one_step(arrays: Sequence[np.ndarray]) -> bool:
+    """Do arrays have one shape, and differ by the same from one to the next?"""
+    steps = [after - before for before, after in pairwise(arrays) if after.shape == before.shape]
+    return len(steps) == len(arrays) - 1 and all((step == steps[0]).all() for step in steps)
 
 
 def _slices(tensor: Tensor, axis: int, is_backward: int) -> list[Tensor]:

@@ -33,8 +33,9 @@ quotients and remainders of one kind. The region is unclear where positions are
    16  large: integers that wrap at a later position, floats that become infinite there
 
 Nothing longer than `MOST_ITERATIONS` is run of a loop. So a body that computes more than sums and multiples of its
-iterations, or carries a number that is none, is unclear. What a graph computes of a length outside of loops is computed
-at every length, too (walk.py).
+iterations, or carries a number or a size that is none, is unclear. So is one with a loop in it that runs more or less
+often than before, or gives other integers. What a graph computes of a length outside of loops is computed at every
+length, too (walk.py).
 
 Where rows that vary are written into a table whose size does not, whatever reads the table meets each of its rows.
 
@@ -296,7 +297,12 @@ class Meetings:
     readers: set[ir.Node] = field(default_factory=set)
     """The nodes of which something is noted."""
     bent: set[ir.Node] = field(default_factory=set)
-    """The loops that carry a number which is no multiple of the iteration."""
+    """The loops that carry a number or a size which is no multiple of the iteration, and those in bodies that run, or
+    give integers, in another way than before."""
+    given: dict[ir.Node, tuple[bytes, ...]] = field(default_factory=dict)
+    """The integers that a loop in a body gave first."""
+    made: dict[ir.Value, set[tuple[tuple[tuple[int, ...], ...], tuple[bytes, ...]]]] = field(default_factory=dict)
+    """The shapes and the elements of what a region makes outside of bodies."""
 
     def begin(self) -> None:
         """Another point begins."""
@@ -311,12 +317,25 @@ class Meetings:
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
 
-    def small(self, members: Collection[ir.Node]) -> Iterator[ir.Value]:
-        """What the members of a region read that is known in every run, is small, and is not the same at all points,
-        but has one shape."""
-        for met in self._met(lambda node: node in members):
-            values = [] if is_op(met.node, *SCATTERS, *LOOPS) else met.node.inputs
-            yield from (value for index, value in enumerate(values) if value is not None and met.is_small(index))
+    def make(self, value: ir.Value, tensors: Sequence[Tensor]) -> None:
+        """Note what a node of a region makes, outside of bodies, that is read, known in every run and small."""
+        arrays = without_none(tensor.exact for tensor in tensors)
+        if value.uses() and len(arrays) == len(tensors) and sum(array.size for array in arrays) <= SMALL:
+            shapes, numbers = (array.shape for array in arrays), (array.tobytes() for array in arrays)
+            self.made.setdefault(value, set()).add((tuple(shapes), tuple(numbers)))
+
+    def gives_same(self, node: ir.Node, tensors: Iterable[Tensor]) -> bool:
+        """Are the integers among the results of a loop in a body, which are the same in every run, what they were?"""
+        arrays = without_none(tensor.exact for tensor in tensors if tensor.is_known_integer)
+        integers = tuple(array.tobytes() for array in arrays)
+        return self.given.setdefault(node, integers) == integers
+
+    def small(self) -> Iterator[ir.Value]:
+        """What a region makes outside of bodies that is read, known in every run and small, and is not the same at all
+        points, but has one shape."""
+        for value, seen in self.made.items():
+            if len(seen) > 1 and len({shapes for shapes, _ in seen}) == 1:
+                yield value
 
     def hides(self, members: Collection[ir.Node]) -> bool:
         """Does a body of the members carry, or make of an iteration, what only a run of more iterations shows?"""
@@ -520,12 +539,6 @@ class _Met:
         is_cut = is_op(self.node, "Cast") or (is_op(self.node, *FOUR_OPERATIONS) and notes[0].size < WIDE)
         limit = MOST_PLACES if is_cut and not self.has_floats else ENDLESS
         return any(abs(end) >= limit for note in notes for end in note.ends)
-
-    def is_small(self, index: int) -> bool:
-        """Is an operand known, small and of one shape, and does it vary?"""
-        notes = self._given(index)
-        is_known = self._all(index, lambda note: note.is_exact and math.prod(note.shape) <= SMALL)
-        return is_known and self.varies(index) and len({note.shape for note in notes}) == 1
 
     @property
     def is_bent(self) -> bool:

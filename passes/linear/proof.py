@@ -312,7 +312,7 @@ class Prover:
         """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
         a small number is not followed."""
         found, members, firsts = looks.meetings.numbers(names), self.region.members, looks.firsts
-        turns = walk.turns if walk.followed >= {*looks.meetings.small(members)} else None
+        turns = walk.turns if walk.followed >= {*looks.meetings.small()} else None
         is_unclear = found.is_unclear or turns is None or firsts is None or looks.meetings.hides(members)
         added, begun = found.added | (firsts or set()), (firsts or set()) if looks.begun else set()
         return replace(found, turns=turns or set(), added=added, begun=begun, is_unclear=is_unclear)
@@ -391,7 +391,9 @@ class _Looks:
         """Is the region right where its loops begin with random numbers? Then each iteration does its part whatever was
         before it, and so do all that are not looked at. Otherwise a loop may hold something back for many iterations,
         such as the last 100 tokens of a window. It is looked at where the operands were found, and at the most
-        iterations."""
+        iterations. These have to be more than `LEAST`, so that smaller numbers that an iteration meets are passed."""
+        if any(max(self.counts[node]) <= LEAST for node in self._loops):
+            return False
         longest = max(self.right, default=found)
         return not self._loops or all(map(self._holds_from_any_state, sorted({found, longest})))
 

@@ -53,6 +53,11 @@ class Tensor:
     scale: float = 1.0
     """The known factors of the elements, where these are no known numbers: 0.01 for 0.01 x."""
 
+    @property
+    def is_known_integer(self) -> bool:
+        """Are the elements integers or truth values that are the same in every run?"""
+        return self.exact is not None and self.exact.dtype.kind in "biu"
+
     def numbers(self) -> np.ndarray | None:
         """The elements modulo PRIME."""
         if self.field is None and self.exact is not None:

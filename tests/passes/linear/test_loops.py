@@ -168,6 +168,94 @@ def test_what_a_sequence_holds_back() -> None:
     assert not fused(proto)[1].count("fused")
 
 
+GO = "on = Identity(go) "
+COUNT = "count = Constant<value_int=0>() "
+CARRIED = {
+    "numbers in a sequence": (
+        f"{COUNT} pair = SequenceConstruct(count, count) ",
+        "pair",
+        "seq(int64) c",
+        "seq(int64) cn",
+        "both = ConcatFromSequence<axis=0,new_axis=1>(c) x = Gather(both, zero) other = Gather(both, one) "
+        "next = Add(x, one) cn = SequenceConstruct(other, next) ",
+    ),
+    "truths in a sequence": (
+        "true = Constant<value=bool {1}>() truths = SequenceConstruct("
+        + ", ".join(["true"] * 80)
+        + ") false = Constant<value=bool {0}>() ",
+        "truths",
+        "seq(bool) c",
+        "seq(bool) cn",
+        "all = ConcatFromSequence<axis=0,new_axis=1>(c) here = Gather(all, i) cn = SequenceInsert(c, false) "
+        "x = Where(here, zero, far) ",
+    ),
+    "rows that grow every other time": (
+        "row = Slice(k, rows, ax1, rows) ",
+        "row, row",
+        "float[X,2,4] c, float[Y,2,4] d",
+        "float[V,2,4] cn, float[W,2,4] dn",
+        "cn = Identity(d) new = Unsqueeze(ki, rows) dn = Concat<axis=0>(c, new) n = Shape<start=0,end=1>(c) "
+        "x = Squeeze(n, rows) ",
+    ),
+    "a loop that counts the half of the iterations": (
+        COUNT,
+        "count",
+        "int64 c",
+        "int64 cn",
+        "cn = Identity(c) b0 = Less(zero, i) x = Loop(, b0, zero) <body = half (int64 j, bool go2, int64 h) => "
+        "(bool on2, int64 h1) { h1 = Add(h, one) h2 = Add(h1, h1) on2 = Less(h2, i) }> ",
+    ),
+}
+"""What a Loop carries beside its state, and a number in its body: when it reaches 40, the state is doubled."""
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_numbers_that_reach_another_one_late(name: str) -> None:
+    first, states, inputs, outputs, nodes = CARRIED[name]
+    lasts = ", ".join(f"last{place}" for place in range(states.count(",") + 1))
+    body = (
+        f"{HEADS} {first} zero = Constant<value_int=0>() one = Constant<value_int=1>() e = Constant<value_int=40>() "
+        "far = Constant<value_int=50>() n0 = Shape<start=0,end=1>(q) trips = Squeeze(n0, rows) "
+        f"s1, {lasts}, y = Loop(trips, , s0, {states}) <body = body (int64 i, bool go, float[2,4,6] s2, {inputs}) => "
+        f"(bool on, float[2,4,6] sn, {outputs}, float[2,6] o) {{ {GO} qi = Gather(q, i) ki = Gather(k, i) "
+        f"vi = Gather(v, i) {nodes} is_late = GreaterOrEqual(x, e) twice = Add(s2, s2) s = Where(is_late, twice, s2) "
+        f"{TOKEN} o0 = MatMul(qr, sn) o = Squeeze(o0, ax1) }}>"
+    )
+    proto = parse(body, inputs=INPUTS, outputs=OUTPUTS, opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
+TRUTH = (
+    "is_late = Loop(times, , no) <body = late (int64 j, bool go, bool t) => (bool on, bool tn) { on = Identity(go) "
+    "tn = Equal(j, one) }> "
+)
+HALF = (
+    "start = Less(zero, n) x = Loop(, start, zero) <body = half (int64 j, bool go, int64 h) => (bool on, int64 h1) { "
+    "h1 = Add(h, one) h2 = Add(h1, h1) on = Less(h2, n) }> "
+)
+BEFORE = {
+    "a loop for each fifty tokens": (TRUTH, "is_late2 = Identity(is_late) "),
+    "a loop that counts the half of the tokens": (HALF, "is_late2 = GreaterOrEqual(x, e) "),
+}
+"""A loop in front of the Scan over the tokens, and what the body of that one makes of its result."""
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_a_loop_whose_result_a_body_reads(name: str) -> None:
+    """The truth holds from a hundred tokens on, or from eighty."""
+    nodes, read = BEFORE[name]
+    body = (
+        f"{HEADS} zero = Constant<value_int=0>() one = Constant<value_int=1>() e = Constant<value_int=40>() "
+        "fifty = Constant<value_int=50>() no = Constant<value=bool {0}>() n0 = Shape<start=0,end=1>(q) "
+        f"n = Squeeze(n0, rows) times = Div(n, fifty) {nodes} s1, y = Scan<num_scan_inputs=3, body = token "
+        "(float[2,4,6] s2, float[2,4] qi, float[2,4] ki, float[2,6] vi) => (float[2,4,6] sn, float[2,6] o) { "
+        f"{read} twice = Add(s2, s2) s = Where(is_late2, twice, s2) {TOKEN} o0 = MatMul(qr, sn) "
+        "o = Squeeze(o0, ax1) }>(s0, q, k, v)"
+    )
+    proto = parse(body, inputs=INPUTS, outputs=OUTPUTS, opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
 def test_rows_that_grow() -> None:
     """A Loop whose rows have other sizes in each iteration fails for two tokens, in ONNX Runtime and in the proof."""
     text = RIGHT["every place"].text()
