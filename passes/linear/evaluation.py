@@ -83,6 +83,8 @@ class Evaluation:
     """The number of elements of the largest tensor that each node made."""
     firsts: dict[ir.Value, frozenset[int]] = field(default_factory=dict)
     """The integers of the bodies of loops in the first iteration, where they are others in the second one."""
+    lasting: dict[ir.Value, int] = field(default_factory=dict)
+    """The single integers of the bodies of loops that are the same in all iterations."""
     ends: dict[ir.Value, tuple[tuple[int, ...], int, int]] = field(default_factory=dict)
     """The shape, the first and the last element of known integers that comparisons and the like read."""
     freed: frozenset[ir.Node] = frozenset()
@@ -262,8 +264,12 @@ class Evaluation:
         begun = self.begun[graph]
         for value, array in self._integers(graph).items():
             place, before = begun.setdefault(value, (step, array))
-            if place < 0 or before.shape != array.shape or not (differs := before != array).any():
+            if place < 0 or before.shape != array.shape:
                 continue
+            if not (differs := before != array).any():
+                self.lasting.update({value: int(array.flat[0])} if array.size == 1 else {})
+                continue
+            self.lasting.pop(value, None)
             begun[value] = (-1, array)
             slopes = (array[differs] - before[differs]) // (step - place)
             self.firsts[value] = self.firsts.get(value, frozenset()) | {*map(int, before[differs] - place * slopes)}

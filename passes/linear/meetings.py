@@ -33,9 +33,9 @@ quotients and remainders of one kind. The region is unclear where positions are
    16  large: integers that wrap at a later position, floats that become infinite there
 
 Nothing longer than `MOST_ITERATIONS` is run of a loop. So a body that computes more than sums and multiples of its
-iterations, or carries a number or a size that is none, is unclear. So is one with a loop in it that runs more or less
-often than before, or gives other integers. What a graph computes of a length outside of loops is computed at every
-length, too (walk.py).
+iterations, reads a table at places that vary, or carries a number or a size that is none of them, is unclear. So is one
+with a loop in it that runs more or less often than before, or gives other integers. What a graph computes of a length
+outside of loops is computed at every length, too (walk.py).
 
 Where rows that vary are written into a table whose size does not, whatever reads the table meets each of its rows.
 
@@ -82,7 +82,6 @@ MERGING = ("Size", "Reshape", "Flatten")
 SCATTERS = ("ScatterElements", "Scatter", "ScatterND")
 NOTHING: Mapping[str, str] = {
     **dict.fromkeys(("Identity", "Neg", "Not", "Reciprocal"), "it has no other operand"),
-    **dict.fromkeys(("And", "Or", "Xor"), "truth values are no numbers"),
     **dict.fromkeys(("Transpose", "Squeeze", "Unsqueeze"), "its integers are axes"),
     **dict.fromkeys(("Einsum", "Expand"), "it fails where two sizes differ and neither is 1"),
     "ConstantOfShape": "its operand is the shape of its result",
@@ -485,13 +484,32 @@ class _Met:
 
     @property
     def is_hidden(self) -> bool:
-        """Is it more than a sum, or a multiple, of integers that vary? Or are its integers large enough to wrap?"""
+        """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to wrap? Does it read a
+        table at places that vary, or add up its elements?"""
+        if self._is_looked_up or self._is_marked or (is_op(self.node, *SUMMING) and self._is_exact(True)):
+            return True
         if not (is_op(self.node, *COMPUTING) and self._any_varies and self._is_exact(True)):
             return False
         given = [note for index in range(self.width) for note in self._given(index)]
         is_wrapped = self._is_large and is_op(self.node, *FOUR_OPERATIONS, "Cast")
         is_product = self.is_square or is_op(self.node, "Div", "Mod", *BENT, *SUMMING)
         return is_product or any(note.is_float for note in given) or is_wrapped
+
+    @property
+    def _is_looked_up(self) -> bool:
+        """Does it read a part of known elements that differ, where the part or the number of elements varies?"""
+        table = self._told(0)
+        if not is_op(self.node, "Slice", "Split", "Pad", *PICKS) or table is None or not table.is_exact:
+            return False
+        varies = self.is_sequence(0) or any(self.varies(index) for index in range(1, self.width))
+        return varies and not table.is_uniform
+
+    @property
+    def _is_marked(self) -> bool:
+        """Do several known elements that vary mark those of a table?"""
+        told = [(self.varies(index), self._told(index)) for index in range(self.width)]
+        tables = [varies for varies, note in told if note is not None and note.is_exact and not note.is_uniform]
+        return is_op(self.node, "Mul", "Where", "And", "Or", "Xor") and len(tables) > 1 and any(tables)
 
     def is_place(self, index: int) -> bool:
         """Is an operand one of positions? Its shape varies, its elements are known and differ, and are no truth

@@ -365,22 +365,31 @@ class _Looks:
     """The lengths that were right."""
     begun: dict[ir.Value, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
     """The integers that differ from iteration to iteration of a loop: the first ones, each with the length."""
+    lasting: dict[ir.Value, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
+    """Those that are the same in all iterations."""
 
     @property
     def firsts(self) -> set[int] | None:
-        """What the integers of loops begin with, and what tensors whose shape varies begin and end with, but for the
-        length; None where a loop begins with something else at each length."""
+        """What the integers of loops begin with or are throughout, and what tensors whose shape varies begin and end
+        with, but for the length; None where a loop begins with something else at each length."""
         found = set[int]()
         for seen in self.begun.values():
             begun = _without_length(seen)
             if begun is None:
                 return None
             found |= begun
+        for seen in self._more_firsts:
+            found |= _without_length(seen) or set()
+        return {number for number in found if 0 < number < ENDLESS}
+
+    @property
+    def _more_firsts(self) -> Iterator[set[tuple[int, frozenset[int]]]]:
+        """The integers, each with the length, that last in loops and vary, and the ends of tensors."""
+        yield from (seen for seen in self.lasting.values() if len({own for _, own in seen}) > 1)
         for ends in self.ends.values():
             if len({shape for _, shape, _, _ in ends}) > 1:
-                found |= _without_length({(length, frozenset([first])) for length, _, first, _ in ends}) or set()
-                found |= _without_length({(length, frozenset([last])) for length, _, _, last in ends}) or set()
-        return {number for number in found if 0 < number < ENDLESS}
+                yield {(length, frozenset([first])) for length, _, first, _ in ends}
+                yield {(length, frozenset([last])) for length, _, _, last in ends}
 
     @property
     def _loops(self) -> frozenset[ir.Node]:
@@ -469,6 +478,8 @@ class _Looks:
                 self.ends.setdefault(value, set()).add((length, *ends))
             for value, firsts in point.firsts.items():
                 self.begun.setdefault(value, set()).add((length, firsts))
+            for value, single in point.lasting.items():
+                self.lasting.setdefault(value, set()).add((length, frozenset([single])))
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
                 return Verdict.FAILS

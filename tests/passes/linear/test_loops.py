@@ -66,6 +66,9 @@ LIMITED = {
     "beyond the last iteration that is run": Body(limit(63, "Greater"), truth="c", right=64),
     "the last place that is run": Body("e = Constant<value_int=63>() p = Min(i, e) ", place="p", right=64),
     "a chain of one number": Body(chain(5, 13) + limit(0, "Greater", "x5"), truth="c", right=64),
+    "a chain from the number of tokens": Body(
+        chain(3, 25).replace("Identity(i)", "Identity(trips)") + limit(0, "Equal", "x3"), truth="c", right=64
+    ),
     "a chain in a branch that some iterations take": Body(BRANCH, truth="c", right=64),
     "a number that counts from below 0 on": Body(limit(60, "Equal", "counted"), truth="c", start=-6, right=64),
     "a number that counts from far on": Body(limit(910, "Greater", "counted"), truth="c", start=840, right=67),
@@ -251,6 +254,53 @@ def test_a_loop_whose_result_a_body_reads(name: str) -> None:
         "(float[2,4,6] s2, float[2,4] qi, float[2,4] ki, float[2,6] vi) => (float[2,4,6] sn, float[2,6] o) { "
         f"{read} twice = Add(s2, s2) s = Where(is_late2, twice, s2) {TOKEN} o0 = MatMul(qr, sn) "
         "o = Squeeze(o0, ax1) }>(s0, q, k, v)"
+    )
+    proto = parse(body, inputs=INPUTS, outputs=OUTPUTS, opset=18)
+    assert not fused(proto)[1].count("fused")
+
+
+HOT = "hot = Equal(places, n) "
+TABLES = {
+    "at the number of tokens": (60, "p = Min(n, last) x = Gather(table, p) "),
+    "a row": (
+        60,
+        "p = Min(n, last) p0 = Unsqueeze(p, rows) p1 = Add(p0, ax1) x0 = Slice(table, p0, p1, rows) "
+        "x = Squeeze(x0, rows) ",
+    ),
+    "behind as many zeros": (
+        60,
+        "zeros = ConstantOfShape<value=int64[1]{0}>(n0) c = Concat<axis=0>(zeros, table) x = Gather(c, last) ",
+    ),
+    "a product with the hot place": (
+        100,
+        f"{HOT} one0 = Cast<to=7>(hot) marked = Mul(one0, table) x = ReduceSum<keepdims=0>(marked, rows) ",
+    ),
+    "both are true": (
+        100,
+        f"{HOT} t = Cast<to=9>(table) both = And(hot, t) marked = Cast<to=7>(both) "
+        "x = ReduceSum<keepdims=0>(marked, rows) ",
+    ),
+    "what the hot place names": (
+        100,
+        f"{HOT} none = Sub(places, places) named = Where(hot, table, none) place = Constant<value_int=37>() "
+        "x = Gather(named, place) ",
+    ),
+}
+"""What a body reads of a table with a 1 at the place 37, and zeros."""
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_a_body_reads(name: str) -> None:
+    """Where the element is 1, the state is doubled: for 37 tokens, or 22."""
+    size, nodes = TABLES[name]
+    table = ",".join(str(int(place == 37)) for place in range(size))
+    body = (
+        f"{HEADS} table = Constant<value_ints=[{table}]>() last = Constant<value_int={size - 1}>() "
+        f"places = Constant<value_ints=[{','.join(map(str, range(size)))}]>() one = Constant<value_int=1>() "
+        "s1, y = Scan<num_scan_inputs=3, body = token "
+        "(float[2,4,6] s2, float[2,4] qi, float[2,4] ki, float[2,6] vi) => (float[2,4,6] sn, float[2,6] o) { "
+        f"n0 = Shape<start=0,end=1>(q) n = Squeeze(n0, rows) {nodes} hit = Equal(x, one) twice = Add(s2, s2) "
+        f"s = Where(hit, twice, s2) {TOKEN} o0 = MatMul(qr, sn) o = Squeeze(o0, ax1) }}>(s0, q, k, v)"
     )
     proto = parse(body, inputs=INPUTS, outputs=OUTPUTS, opset=18)
     assert not fused(proto)[1].count("fused")
