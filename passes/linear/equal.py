@@ -36,7 +36,7 @@ from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region
-from fa_compiler.passes.values.bounds import Bounds
+from fa_compiler.passes.values.bounds import KernelBounds
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 PLAIN = frozenset(
@@ -112,7 +112,7 @@ def _has_logarithm(match: LinearMatch, info: ShapeInfo) -> bool:
     decay = match.found.decay
     if decay is None or decay.logarithmic:
         return True
-    interval = Bounds(info).unless_nan(decay.value)
+    interval = KernelBounds(info).unless_nan(decay.value)
     return interval is not None and interval[0] >= 0
 
 

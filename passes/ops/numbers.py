@@ -157,13 +157,10 @@ def _within(ends: Interval, *, of_finite: bool = False) -> IntervalRule:
     return rule
 
 
-BEYOND_ONE = 1 + 2.0**-20
-"""ONNX Runtime's Sigmoid gives up to 1 + 2^-23, and its Tanh up to 1 + 2^-22, of numbers around 8 and beyond."""
-
 INTERVALS.update(
     {
-        "Sigmoid": _within((0.0, BEYOND_ONE)),
-        "Tanh": _within((-BEYOND_ONE, BEYOND_ONE)),
+        "Sigmoid": _within((0.0, 1.0)),
+        "Tanh": _within((-1.0, 1.0)),
         "Softmax": _within((0.0, 1.0), of_finite=True),
         "Sin": _within((-1.0, 1.0), of_finite=True),
         "Cos": _within((-1.0, 1.0), of_finite=True),

@@ -29,6 +29,9 @@ from fa_compiler.passes.values.analysis import Analysis
 
 DEQUANTIZE_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
+BEYOND_ONE = 1 + 2.0**-20
+"""More than the largest number that a Sigmoid or Tanh of ONNX Runtime gives."""
+
 
 class Bounds(Analysis[Bound]):
     """The bounds of the values of one model."""
@@ -128,3 +131,16 @@ class Bounds(Analysis[Bound]):
 
     def _has_integers(self, value: ir.Value | None) -> bool:
         return self.info.dtype(value) in INTEGER_RANGES
+
+
+class KernelBounds(Bounds):
+    """The bounds of what the kernels of ONNX Runtime give: its Sigmoid up to 1 + 2^-23, and its Tanh up to 1 + 2^-22,
+    of numbers around 8 and beyond. They matter where the sign of a difference decides, as in front of a logarithm:
+    elsewhere the excess is that of a rounding."""
+
+    def _compute(self, value: ir.Value) -> Bound | None:
+        bound = super()._compute(value)
+        if bound is None or not is_op(value.producer(), "Sigmoid", "Tanh"):
+            return bound
+        low, high = bound.unless_nan
+        return Bound((low * BEYOND_ONE, high * BEYOND_ONE), bound.may_be_nan)

@@ -324,7 +324,9 @@ def test_closed_streams(closed: str, tmp_path: Path) -> None:
 
 
 _SLOW = """
-import sys, time
+import signal, sys, time
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run below nohup
 import fa_compiler.pipeline.fusing as pipeline
 from fa_compiler.command_line.main import main
 
