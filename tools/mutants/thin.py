@@ -14,7 +14,7 @@ import numpy as np
 
 from tools.mutants.record import Record
 
-OTHERS = 6
+OTHERS = 4
 """So many tests that stay run each block of one that goes."""
 QUICK_S = 0.04
 """A row that takes less stays: the list would be long and save little."""
