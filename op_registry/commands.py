@@ -36,7 +36,7 @@ def facts(op_type: str, cann: str | None = None) -> list[tuple[str, str]]:
     lines += [("read while compiling", ", ".join(read))] if read else []
     for product in spec.products:
         note = f" ({product.note})" if product.note else ""
-        rows = f"{len(product.rows)} combinations of types" if product.rows else "types"
+        rows = f"{len(product.rows)} combination{'s' * (len(product.rows) > 1)} of types" if product.rows else "types"
         lines.append(("registered for", f"{', '.join(product.socs)}: {rows}{note}"))
     others = [other.variant + (f" (CANN {other.cann})" if other.cann else "") for other in variants(op_type)]
     return [*lines, ("variants", ", ".join(others))]

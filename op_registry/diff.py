@@ -22,6 +22,11 @@ from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec, TensorSpec
 
 HEADER_SUFFIXES = (".h", ".hpp", ".hh", ".inc")
 
+_WHERE = (
+    "the prototypes of CANN are in the headers of $ASCEND_HOME_PATH/opp/built-in/op_proto/inc; CANN's set_env.sh sets "
+    "this variable"
+)
+
 
 class Change(StrEnum):
     """The kinds of difference. "missing" means that we write something the header lacks, "extra" that the header has
@@ -81,13 +86,12 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
     operator.
     """
     expected = _expected(cann)
-    entries = [entry for path in _files(paths) for entry in parse_file(path, only=names())]
+    wanted = _names()
+    entries = [entry for path in _files(paths) for entry in parse_file(path, only=wanted)]
     if not entries:
         places = ", ".join(str(path) for path in paths)
-        raise RegistryError(
-            f"no REG_OP prototype in {places}; those of CANN are in the headers of its folder opp/built-in/op_proto/inc"
-        )
-    return [difference for name in names() for difference in _diff_headers(name, entries, expected.get(name), cann)]
+        raise RegistryError(f"no REG_OP prototype in {places}; {_WHERE}")
+    return [difference for name in wanted for difference in _diff_headers(name, entries, expected.get(name), cann)]
 
 
 def _diff_headers(
@@ -214,10 +218,15 @@ def _same(ours: OpSpec, theirs: OpSpec) -> bool:
     return facts(ours) == facts(theirs)
 
 
+def _names() -> tuple[str, ...]:
+    """The operators of CANN. Those that are this package's own stand in no header of it, and in no node for ATC."""
+    return tuple(name for name in names() if not get(name).variant.startswith("fa_compiler_"))
+
+
 def _expected(cann: str | None) -> dict[str, OpSpec]:
     expected: dict[str, OpSpec] = {}
     problem: UnknownVariant | None = None
-    for name in names():
+    for name in _names():
         try:
             expected[name] = get(name, cann)
         except UnknownVariant as error:
@@ -265,4 +274,4 @@ def _files(paths: Sequence[str | Path]) -> Iterator[Path]:
         elif path.exists():
             yield path
         else:
-            raise RegistryError(f"{path}: no such file or folder")
+            raise RegistryError(f"{path}: no such file or folder; {_WHERE}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NoReturn
 
 import onnx
 
@@ -89,6 +90,13 @@ def _bounds(column: Sequence[int]) -> Size:
     return (min(column), max(column))
 
 
+def _refuse_name(key: str, inputs: Sequence[str], name: str) -> NoReturn:
+    """Two inputs with a comma between them look like one with a strange name."""
+    if any(key.startswith(f"{other}:") for other in inputs):
+        raise InputError(f"--input-shape {key!r}: between two inputs stands ';', as in a:1,128;b:1,128")
+    raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
+
+
 def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
     """A copy of a model with the fixed sizes in its inputs. A symbol that gets a size gets it everywhere.
 
@@ -109,7 +117,7 @@ def fix(proto: onnx.ModelProto, sizes: Sizes, name: str) -> onnx.ModelProto:
         if key not in inputs:
             if key in {tensor.name for tensor in proto.graph.initializer}:
                 raise InputError(f"{name}: {key!r} has a value in the model, so it is no input for ATC; leave it out")
-            raise InputError(f"{name} has no input {key!r}; its inputs are {', '.join(inputs)}")
+            _refuse_name(key, [*inputs], name)
         _fix_input(inputs[key], shape, given, name)
     symbols = {symbol: size for symbol, size in given.items() if isinstance(size, int)}
     for graph in (fixed.graph, *graphs_below(fixed.graph)):

@@ -140,8 +140,10 @@ def name_of(model: ir.Model) -> str:
 
 def log_report(report: Report) -> None:
     """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks (DEBUG)."""
-    fused, total = report.fused_attentions, report.attentions
-    _LOGGER.info("%s: %d of %d attentions fused in %.2f s", report.model, fused, total, report.seconds)
+    already = sum(block.status == "already_fused" and block.kind != "convolution" for block in report.blocks)
+    fused, total = report.fused_attentions, report.attentions - already
+    ready = f", {already} already fused" if already else ""
+    _LOGGER.info("%s: %d of %d attentions fused in %.2f s%s", report.model, fused, total, report.seconds, ready)
     for block in report.blocks:
         what = block.op if block.status == "fused" else block.reason
         _LOGGER.debug("%s: block %d at %s: %s: %s", report.model, block.id, block.anchor, block.status, what)

@@ -111,10 +111,13 @@ def test_drawings(tmp_path: Path, model: Model) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     garbage = tmp_path / "g.air"
     garbage.write_bytes(b"\x07\x07")
+    operators = tmp_path / "ops.json"
+    operators.write_text("[]", encoding="utf-8")
     (tmp_path / "m.onnx").write_bytes(b"")
     for action, path, message, code in (
         ("show", garbage, f"{garbage} is not an .air file: it does not parse as a ge.proto.ModelDef", 2),
         ("check", garbage, "not-air", 1),
+        ("check", operators, "`fa-compiler single-op --check` reads", 1),
         ("check", tmp_path / "none.air", "none.air: no such file", 2),
         ("show", tmp_path, "is a folder", 2),
         ("show", tmp_path / "m.onnx", "m.onnx is an ONNX model, and air show reads .air files", 2),

@@ -275,6 +275,7 @@ def unmapped() -> onnx.ModelProto:
         (plain(), [*SOC, "--input-shape", "x:3,5"], "input 'x' has the size 4 where --input-shape has 5"),
         (plain(), [*SOC, "--input-shape", "x:3"], "input 'x' has 2 dimensions, --input-shape 1"),
         (plain(), [*SOC, "--input-shape", "z:3,4"], "has no input 'z'; its inputs are x"),
+        (plain(), [*SOC, "--input-shape", "x:3,4,y:3,4"], "--input-shape 'x:3,4,y': between two inputs stands ';'"),
         (plain(), [*SOC, "--input-shape", "x"], "--input-shape 'x' is not of the form name:1,128"),
         (plain(), [*SOC, "--input-shape", "x:3,4;x:3,4"], "--input-shape names x twice"),
         (plain(), [*SOC, "--input-shape", "x:3.5,4"], "'3.5' is not a size"),

@@ -182,10 +182,13 @@ def test_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "fa_compiler"):
         fa_compiler.inspect(attention())
         fa_compiler.inspect(plain())
+        fa_compiler.inspect(fa_compiler.optimize(attention()).model)
     lines = [record.getMessage() for record in caplog.records]
     assert lines[0].startswith("model: 1 of 1 attentions fused in ")
     assert lines[1] == "model: block 0 at attn/Softmax: fused: FlashAttentionScore"
     assert lines[2].startswith("model: 0 of 0 attentions fused in ")
+    assert lines[5].startswith("model: 0 of 0 attentions fused in ")
+    assert lines[5].endswith(" s, 1 already fused")
 
 
 def test_a_session_takes_our_arguments_and_no_others() -> None:

@@ -242,10 +242,17 @@ def test_a_folder_that_cannot_be_read_is_an_error(cann: Path, monkeypatch: pytes
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(RegistryError, match="no such file or folder"):
+    with pytest.raises(RegistryError, match="no such file or folder; the prototypes of CANN.* set_env.sh sets"):
         diff_paths([tmp_path / "none"])
     with pytest.raises(RegistryError, match="no REG_OP prototype in"):
         diff_paths([tmp_path])
     (tmp_path / "a.h").write_text(RING)
     with pytest.raises(UnknownVariant, match="neither a CANN version"):
         diff_paths([tmp_path], cann="latest")
+
+
+def test_the_operators_of_this_package_are_in_no_header(tmp_path: Path) -> None:
+    """An installation that has all operators of CANN has no difference."""
+    own = {"FlashLinearAttention", "ShortConvolution"}
+    (tmp_path / "all.h").write_text("\n".join(text for name, text in ALL.items() if name not in own))
+    assert diff_paths([tmp_path]) == []

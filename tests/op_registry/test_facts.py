@@ -194,6 +194,8 @@ def test_facts_name_variant_sources_and_products() -> None:
     labels = [label for label, _ in facts("FlashAttentionScore")]
     assert labels == ["variant", *["source"] * 3, "read while compiling", *["registered for"] * 2, "variants"]
     assert ("variant", "seed_v2_cann8, from CANN 8.0") in facts("FlashAttentionScore", "8.0")
+    alone = ("registered for", "ascend910b, ascend910_93: 1 combination of types")
+    assert alone in facts("ChunkGatedDeltaRule", "9.1.0-beta.1")
 
 
 def test_a_mistake_in_an_operator_file_is_noticed() -> None:

@@ -33,7 +33,8 @@ def parse_message(data: bytes, name: str = "the file") -> Proto:
     try:
         return ModelDef.FromString(data)
     except DecodeError:
-        raise AirError(f"{name} is not an .air file: it does not parse as a ge.proto.ModelDef") from None
+        hint = "; `fa-compiler single-op --check` reads single operators in JSON" if name.endswith(".json") else ""
+        raise AirError(f"{name} is not an .air file: it does not parse as a ge.proto.ModelDef{hint}") from None
 
 
 def read_message(path: Path) -> Proto:

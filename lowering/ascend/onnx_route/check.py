@@ -93,7 +93,7 @@ def check(path: Path, plugins: Iterable[str] = (DOMAIN,)) -> list[FileDiagnostic
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError:
-        return [NOT_ONNX("", f"{path.name} is not an ONNX model")]
+        return [NOT_ONNX("", f"{path.name} is not an ONNX model, or is truncated")]
     return check_model(model, path.parent, plugins)
 
 
