@@ -163,7 +163,7 @@ class _Made:
                 continue
             measure = self._measured(length)
             if measure is not None and measure.fault is not None:
-                self._tell(f"{length} tokens are too many: looking for the most", count, len(wanted))
+                self._tell(f"{length} {self.benchmark.unit} are too many: looking for the most", count, len(wanted))
                 measure = self._judged(measure, wanted)
             self._add(measure)
 
@@ -189,8 +189,8 @@ class _Made:
 
     @property
     def _limit(self) -> str:
-        most = self.benchmark.most or 0
-        limit = f"the model takes at most {most:,} token{'' if most == 1 else 's'}"
+        takes = replace(self.benchmark, decode=False).at(self.benchmark.most or 0)
+        limit = f"the model takes at most {takes}"
         return f"{limit}, and {self._runs.spare} steps follow the cached keys" if self._runs.spare else limit
 
     def _tell(self, text: str, count: int, of: int) -> None:

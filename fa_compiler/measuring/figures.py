@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -194,12 +195,15 @@ class Benchmark(Shown):
 
     def _counted(self, lengths: list[str]) -> str:
         """Lengths in a sentence, such as "128 and 512 tokens"."""
-        return f"{_joined(lengths)} {self.unit.removesuffix('s') if lengths == ['1'] else self.unit}"
+        unit = re.sub(r"s\b", "", self.unit) if lengths == ["1"] else self.unit
+        return f"{_joined(lengths)} {unit}"
 
     @property
     def unit(self) -> str:
         """What the lengths count."""
-        return "cached keys" if self.decode else "tokens"
+        if self.decode:
+            return "cached keys"
+        return "samples or pixels" if self.signals else "tokens"
 
     def at(self, length: int) -> str:
         """A length in words, such as "2,048 tokens"."""
@@ -251,7 +255,8 @@ class Benchmark(Shown):
 
     @property
     def _run_rows(self) -> list[list[str]]:
-        rows = [["tokens", "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB"]]
+        counted = "length" if self.signals else "tokens"
+        rows = [[counted, "original, ms", "fused, ms", "faster", "original, MiB", "fused, MiB"]]
         for measure in self.measured:
             sides = measure.sides
             memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
@@ -285,7 +290,8 @@ class Benchmark(Shown):
             first, *others = self.caches
             lines.append(f"caches: {first}" + (f" and {len(others)} more" if others else ""))
         lines += self.advice
-        lines += [str(cache) for cache in report.caches if cache.reason is not None]
+        unchanged = [cache for cache in report.caches if cache.reason is not None]
+        lines += replace(report, caches=unchanged).cache_lines
         return [*map(printable, lines), *self.warnings, self.conditions]
 
     @property

@@ -23,6 +23,7 @@ from fa_compiler.measuring.figures import Benchmark, Decoded, Measure, Timing
 from fa_compiler.measuring.limits import largest_length
 from fa_compiler.measuring.runs import Runs
 from fa_compiler.page.gain_page import gain_page
+from fa_compiler.passes.answer.report import CacheLine
 from tests.graphs import harness
 
 from .builders import attention, limited, plain, saved
@@ -108,6 +109,26 @@ def test_a_decoder_that_is_measured_in_whole_runs(name: str | None) -> None:
     shown = str(fa_compiler.bench(model, [4], threads=1, seconds=0.01))
     assert ("as a decoder is used, give --decode, in Python decode=True" in shown) == (name is not None)
     assert ("caches: past_key_0 and 3 more" in shown) == (name is not None)
+
+
+def test_lengths_of_a_sound_are_no_tokens() -> None:
+    """Neither the table nor a sentence nor the page calls them so."""
+    measure = Measure(4000, original=Timing(3.0, 1.0, 3.1, 0), fused=Timing(1.5, 1.4, 1.6, 0))
+    measured = Benchmark(fa_compiler.inspect(attention()), (measure,), batch=1, threads=1, signals=("input_values",))
+    shown, html = str(measured), gain_page(measured)
+    assert shown.lstrip().startswith("length ") and "while it measured 4000 samples or pixels:" in shown
+    assert "2.00 times as fast at 4,000 samples or pixels" in html
+    assert "tokens" not in shown.replace("makes its tokens of them", "")
+    assert replace(measured, measures=(Measure(1, fault="it fails"),)).faults == ("1 sample or pixel: it fails",)
+
+
+def test_caches_that_stay_for_one_reason_are_one_line() -> None:
+    """As in the report of `optimize`: a decoder with an encoder has two of them in each layer."""
+    caches = [CacheLine("a", "b", 2, "cache_length"), *(CacheLine(name, reason="why") for name in ("key", "value"))]
+    report = replace(fa_compiler.inspect(attention()), caches=caches)
+    shown = str(Benchmark(report, (), batch=1, threads=1, decode=True))
+    assert "\ncaches key, value: not changed: why\n" in shown
+    assert shown.count("not changed") == 1 and "buffer" not in shown
 
 
 @pytest.mark.usefixtures("memory_is_known")
