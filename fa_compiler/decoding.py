@@ -404,9 +404,10 @@ class DecodingSession:
                 raise InputError(f"'{name}' is a cache, which the session holds; take_caches gives it another one")
             if name not in self._inputs:
                 raise InputError(f"{self.name} takes no input '{name}' (it takes {', '.join(self.inputs)})")
-        missing = [name for name in self.inputs if name not in inputs]
+        missing = [f"'{name}'" for name in self.inputs if name not in inputs]
         if missing:
-            raise InputError(f"{self.name} takes the input '{missing[0]}', which is missing")
+            told = "the input {}, which is missing" if len(missing) == 1 else "the inputs {}, which are missing"
+            raise InputError(f"{self.name} takes {told.format(', '.join(missing))}")
         feeds = {name: self._array("the step", name, array) for name, array in inputs.items()}
         for name, array in feeds.items():
             self._check_shape("the input", name, array)

@@ -419,7 +419,7 @@ def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.Monke
     exec(blocks[3].replace("8000", "0"), names)
     server = names["server"]
     answers = []
-    for asked in ([1, 2, 3], {"no": "list"}, [10**9], [1] * 3000):
+    for asked in ([1, 2, 3], {"no": "list"}, [], [10**9], [1] * 3000):
         thread = threading.Thread(target=server.handle_request)
         thread.start()
         connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
@@ -429,7 +429,7 @@ def test_the_tutorial_fuses_and_serves(tmp_path: Path, monkeypatch: pytest.Monke
         connection.close()
         thread.join()
     server.server_close()
-    assert [status for status, _ in answers] == [200, 400, 400, 400]
+    assert [status for status, _ in answers] == [200, 400, 400, 400, 400]
     assert len(json.loads(answers[0][1])) == 64
 
 

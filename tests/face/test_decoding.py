@@ -759,6 +759,8 @@ def test_caches_that_tensor_scatter_writes(is_fused: bool) -> None:
     used = fa_compiler.optimize(model).model if is_fused else model
     session = fa_compiler.DecodingSession(used, room=16)
     assert session.inputs == ("q", "new_k", "new_v")
+    with pytest.raises(InputError, match="takes the inputs 'q', 'new_k', 'new_v', which are missing"):
+        session.step({})
     rng = np.random.default_rng(0)
     shapes = {"q": 4, "new_k": 2, "new_v": 2}
     whole = {name: rng.standard_normal((2, heads, 7, 8), np.float32) for name, heads in shapes.items()}
