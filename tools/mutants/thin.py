@@ -2,8 +2,7 @@
 
 A row is left out where at least OTHERS of the tests that stay run each block that it runs, and a quarter of the rows of
 its function stay. The slowest rows go first. What a test starts as a program is not recorded, so PROGRAMS names such
-rows: those beside which another row starts nearly the same program, and a test that compiles kernels which few machines
-run. A row that noticed a fault of a measure stays.
+rows: those beside which another row starts nearly the same program. A row that noticed a fault of a measure stays.
 """
 
 from __future__ import annotations
@@ -42,7 +41,6 @@ PROGRAMS = (
     "tests/face/test_provider.py::test_a_script_with_the_provider[module]",
     "tests/face/test_python.py::test_a_result_comes_back_from_another_process[ir]",
     "tests/face/test_windows.py::test_tables_in_a_pipe[cp1252--]",
-    "tests/lowering/test_tiles.py::test_the_kernels_for_tiles_agree_with_the_reference",
 )
 
 
