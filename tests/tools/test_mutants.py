@@ -14,7 +14,7 @@ from tools.mutants.__main__ import THOROUGH
 from tools.mutants.blocks import ROOT, all_blocks, blocks, sources
 from tools.mutants.mutations import Mutant, drawn, mutants, mutated
 from tools.mutants.record import Record
-from tools.mutants.thin import OTHERS, thinned
+from tools.mutants.thin import OTHERS, PROGRAMS, thinned
 from tools.mutants.trials import living, ordered, place
 
 pytestmark = LIMITS
@@ -96,6 +96,15 @@ def test_rows_that_run_nothing_of_their_own_are_left_out() -> None:
     of_rows, of_many = rows[OTHERS - 2 :], many[stay:]
     assert thinned(record) == sorted(of_rows + of_many)
     assert thinned(record, many[-2:]) == sorted(of_rows + many[stay - 2 : -2])
+
+
+def test_a_row_beside_one_that_starts_a_program_stays() -> None:
+    """It is the only one of its function by then."""
+    program = PROGRAMS[-1]
+    beside, others = f"{program.split('[')[0]}[other]", [f"a.py::f{place}" for place in range(2 * OTHERS)]
+    tests = [program, beside, *others]
+    record = Record(tests, np.arange(len(tests), 0.0, -1), np.full((len(tests), 1), 0b10000000, np.uint8))
+    assert thinned(record) == [program]
 
 
 def test_the_rows_that_are_left_out_are_there() -> None:

@@ -51,18 +51,21 @@ def thinned(record: Record, noticed: Collection[str] = ()) -> list[str]:
         counts += np.unpackbits(ran)
     rows = Counter(map(_function, record.tests))
     kept = Counter(rows)
-    gone = [test for test in record.tests if test in PROGRAMS]
-    for place in np.argsort(-record.seconds).tolist():
-        if record.seconds[place] < QUICK_S:
-            break
-        test = record.tests[place]
-        function, blocks = _function(test), np.flatnonzero(np.unpackbits(record.ran[place]))
-        if "[" not in test or test in PROGRAMS or test in noticed or kept[function] - 1 < rows[function] / 4:
-            continue
-        if blocks.size and (counts[blocks] > OTHERS).all():
-            counts[blocks] -= 1
-            kept[function] -= 1
-            gone.append(test)
+    gone = []
+    by_seconds = np.argsort(-record.seconds).tolist()
+    for place in sorted(by_seconds, key=lambda each: record.tests[each] not in PROGRAMS):
+        test, blocks = record.tests[place], np.flatnonzero(np.unpackbits(record.ran[place]))
+        function = _function(test)
+        if test not in PROGRAMS:
+            if record.seconds[place] < QUICK_S:
+                break
+            if "[" not in test or test in noticed or kept[function] - 1 < rows[function] / 4:
+                continue
+            if not blocks.size or not (counts[blocks] > OTHERS).all():
+                continue
+        counts[blocks] -= 1
+        kept[function] -= 1
+        gone.append(test)
     return sorted(gone)
 
 
