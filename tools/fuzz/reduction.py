@@ -5,14 +5,14 @@ from __future__ import annotations
 import base64
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import onnx
 from onnx import numpy_helper
 
 from tools.fuzz.difference import Array, Feed, run_original, session
-from tools.fuzz.kind import Finding, Kind, Outcome
+from tools.fuzz.kind import Finding, Kind, Outcome, load
 from tools.fuzz.oracle import Judge
 
 SECONDS = 45.0
@@ -48,6 +48,13 @@ class GraphKind(Kind):
         model, feed = reduced(judge.model, judge.shown, fails)
         text = onnx.printer.to_text(model)
         return Finding(finding.title, text, script(model, feed, judge.assume).encode(), ".py")
+
+
+def judge_of_others(names: Sequence[str], seed: int) -> Judge | None:
+    """The judge of a seed's model of one of these kinds, which take turns; None where that kind has none."""
+    kind = load(names[seed % len(names)])
+    assert isinstance(kind, GraphKind)
+    return kind.judge(seed)
 
 
 def reduced(model: onnx.ModelProto, feed: Feed, fails: Fails) -> tuple[onnx.ModelProto, Feed]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 
 import fa_compiler
 from fa_compiler.errors import FaCompilerError
-from tools.fuzz.kind import Outcome, load
+from tools.fuzz.kind import Outcome
 from tools.fuzz.oracle import Judge
-from tools.fuzz.reduction import GraphKind
+from tools.fuzz.reduction import GraphKind, judge_of_others
 
 KINDS = ("compose", "spellings", "ready_made", "steps", "quantised", "gradients", "tested")
 TARGETS = ("ort", "ort", "ascend", "onnx", "contrib")
@@ -47,9 +47,7 @@ class Again(GraphKind):
     """A model of another kind, for one of the targets."""
 
     def judge(self, seed: int) -> Judge | None:
-        kind = load(KINDS[seed % len(KINDS)])
-        assert isinstance(kind, GraphKind)
-        made = kind.judge(seed)
+        made = judge_of_others(KINDS, seed)
         if made is None:
             return None
         made.target = TARGETS[seed // len(KINDS) % len(TARGETS)]

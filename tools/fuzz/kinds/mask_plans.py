@@ -7,9 +7,9 @@ from typing import cast
 import fa_compiler
 from fa_compiler.errors import FaCompilerError
 from fa_compiler.passes.answer.options import Target
-from tools.fuzz.kind import Finding, Kind, Outcome, load
+from tools.fuzz.kind import Finding, Kind, Outcome
 from tools.fuzz.mask_oracle import Planned, Verdict, judged
-from tools.fuzz.reduction import GraphKind
+from tools.fuzz.reduction import judge_of_others
 
 KINDS = ("compose", "spellings", "tested", "mutate")
 TARGETS = ("ort", "ascend", "contrib", "onnx")
@@ -19,9 +19,7 @@ class MaskPlans(Kind):
     """A model of another kind, for one of the targets. The plan of each of its attentions is confirmed."""
 
     def check(self, seed: int) -> Outcome:
-        kind = load(KINDS[seed % len(KINDS)])
-        assert isinstance(kind, GraphKind)
-        made = kind.judge(seed)
+        made = judge_of_others(KINDS, seed)
         if made is None:
             return Outcome("skipped")
         target = cast(Target, TARGETS[seed // len(KINDS) % len(TARGETS)])

@@ -15,9 +15,8 @@ import onnx
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS
 from tools.fuzz.difference import Feed
 from tools.fuzz.file_parts import operator_beside
-from tools.fuzz.kind import load
 from tools.fuzz.oracle import Judge
-from tools.fuzz.reduction import GraphKind
+from tools.fuzz.reduction import GraphKind, judge_of_others
 
 KINDS = ("compose", "spellings", "ready_made", "tested", "steps")
 RUNTIME = "ort-cpu"
@@ -30,9 +29,7 @@ class Runtimes(GraphKind):
     """A model of another kind, for one of the two targets."""
 
     def judge(self, seed: int) -> Judge | None:
-        kind = load(KINDS[seed % len(KINDS)])
-        assert isinstance(kind, GraphKind)
-        made = kind.judge(seed)
+        made = judge_of_others(KINDS, seed)
         if made is None:
             return None
         rng = random.Random(seed)

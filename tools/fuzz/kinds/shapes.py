@@ -18,9 +18,9 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import all_nodes
 from fa_compiler.passes.values.shapes import analyse
 from tools.fuzz.difference import run_original, session
-from tools.fuzz.kind import Finding, Kind, Outcome, load
+from tools.fuzz.kind import Finding, Kind, Outcome
 from tools.fuzz.oracle import Judge
-from tools.fuzz.reduction import GraphKind
+from tools.fuzz.reduction import judge_of_others
 
 KINDS = ("compose", "spellings", "tested", "mutate", "gradients", "ready_made")
 PACKAGE = "onnx_shape_inference"
@@ -39,9 +39,7 @@ class Shapes(Kind):
             self.other = None
 
     def check(self, seed: int) -> Outcome:
-        kind = load(KINDS[seed % len(KINDS)])
-        assert isinstance(kind, GraphKind)
-        made = kind.judge(seed) if self.other is not None else None
+        made = judge_of_others(KINDS, seed) if self.other is not None else None
         if made is None:
             return Outcome("skipped")
         try:
