@@ -140,9 +140,8 @@ def name_of(model: ir.Model) -> str:
 
 def log_report(report: Report) -> None:
     """Tell the logger `fa_compiler` what became of the model (INFO) and of each of its blocks (DEBUG)."""
-    already = sum(block.status == "already_fused" and block.kind != "convolution" for block in report.blocks)
-    fused, total = report.fused_attentions, report.attentions - already
-    ready = f", {already} already fused" if already else ""
+    fused, total = report.fused_attentions, report.attentions - report.ready_attentions
+    ready = f", {report.ready_attentions} already fused" if report.ready_attentions else ""
     _LOGGER.info("%s: %d of %d attentions fused in %.2f s%s", report.model, fused, total, report.seconds, ready)
     for block in report.blocks:
         what = block.op if block.status == "fused" else block.reason

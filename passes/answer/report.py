@@ -14,6 +14,8 @@ from fa_compiler.passes.answer.shown import Shown
 Kind = Literal["forward", "backward", "softmax_only", "no_softmax", "convolution"]
 WITHOUT_SOFTMAX: tuple[Kind, ...] = ("no_softmax", "convolution")
 """Linear attention, and the causal convolutions beside it."""
+NO_ATTENTIONS: tuple[Kind, ...] = ("backward", "convolution")
+"""Blocks that are no attention of their own."""
 Status = Literal["fused", "already_fused", "declined", "not_attention", "linear_attention"]
 
 SCHEMA = 1
@@ -538,15 +540,20 @@ class Report(Shown):
     @property
     def attentions(self) -> int:
         """How many attentions there are, with a softmax or without one. Other softmaxes are none."""
-        kinds = ("backward", "convolution")
-        return sum(block.kind not in kinds and block.status != "not_attention" for block in self.blocks)
+        return sum(block.kind not in NO_ATTENTIONS and block.status != "not_attention" for block in self.blocks)
 
     @property
     def fused_attentions(self) -> int:
         """How many of them were fused."""
-        return self.count("fused") - sum(
-            block.kind == "convolution" and block.status == "fused" for block in self.blocks
-        )
+        return self._attentions_of("fused")
+
+    @property
+    def ready_attentions(self) -> int:
+        """How many of them the model already held as fused operators."""
+        return self._attentions_of("already_fused")
+
+    def _attentions_of(self, status: Status) -> int:
+        return sum(block.status == status and block.kind not in NO_ATTENTIONS for block in self.blocks)
 
     @property
     def gradients(self) -> int:
