@@ -77,8 +77,9 @@ class InferenceSession(OwnSession):
         in_place_caches: bool = Options.in_place_caches,
         **kwargs: Any,
     ) -> None:
-        named = inspect.signature(InferenceSession).parameters.keys() - {"kwargs"}
-        check_keywords("InferenceSession", kwargs, named | _ARGUMENTS)
+        if not kwargs.keys() <= _ARGUMENTS:
+            named = inspect.signature(InferenceSession).parameters.keys() - {"kwargs"}
+            check_keywords("InferenceSession", kwargs, named | _ARGUMENTS)
         self._fa_fusion = python_options(assume=assume, in_place_caches=in_place_caches)
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None

@@ -33,7 +33,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -98,9 +98,9 @@ class OutputComparison:
 
     `largest` is the largest difference, relative to the largest finite value of the original; None if it does not
     apply. `fault` is the reason why the output does not agree; None if it agrees. The others are known only if the
-    verdict depended on them: `noise` is the difference that ONNX Runtime's own optimisations make, `unoptimised` the
-    largest difference without these in both models, `nudged` the difference that other last bits of the weights make,
-    and `unrounded` the largest one without the roundings to integers.
+    verdict depended on them. `noise` is the difference that ONNX Runtime's own optimisations make, and `unoptimised`
+    the largest difference without these in both models. `nudged` is the difference that other last bits of the weights
+    make, and `unrounded` the largest one without the roundings to integers.
     """
 
     name: str
@@ -377,17 +377,18 @@ class _Excuses:
                 outputs = [_allow_plain(output, first[output.name], plain, tolerance) for output in outputs]
             outputs = [_allow_noise(output, tolerance) for output in outputs]
         if any(_is_small(output, self.most) for output in outputs):
-            nudged = self._nudged(feeds)
+            nudged = {} if self._nudged is None else self._nudged.run(feeds, self.pairs)
             outputs = [_allow_nudged(output, first[output.name], nudged, self.most) for output in outputs]
         if all(output.fault is None for output in outputs):
             return outputs
         rival = self.rival
         return self.unrounded.judge(outputs, feeds, self.pairs, changed, rival.pairs, rival.buffers, tolerance)
 
-    def _nudged(self, feeds: Mapping[str, np.ndarray]) -> dict[str, Any]:
-        """The outputs of the original with other last bits of its weights; none if it has no such weights."""
+    @cached_property
+    def _nudged(self) -> Runner | None:
+        """The original with other last bits of its weights; None if it has no such weights."""
         weights = nudged_weights(self.proto, self.original.resolve().parent)
-        return Runner(self.original, self.proto, False, weights=weights).run(feeds, self.pairs) if weights else {}
+        return Runner(self.original, self.proto, False, weights=weights) if weights else None
 
 
 class _Unrounded:

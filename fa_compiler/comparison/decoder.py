@@ -34,7 +34,7 @@ from fa_compiler.passes import analyse
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.in_place.caches import candidates, read_cache
 from fa_compiler.passes.ir.nodes import input_of, is_op
-from fa_compiler.protos.cache_names import fixed_size, is_of_encoder, is_state, named_pairs
+from fa_compiler.protos.cache_names import CACHE_WORDS, fixed_size, is_of_encoder, is_state, named_pairs
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 OPERATORS = {
@@ -92,7 +92,7 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     for past, present, axis, kind in (*of_operators, *_of_names(model)):
         if past in given and past not in found:
             found[past] = Cache(past, present, _axis(given[past]) if axis is None else axis, kind)
-    named = any(word in name for name in given if name not in found for word in ("past", "cache"))
+    named = any(word in name for name in given if name not in found for word in CACHE_WORDS)
     if named or not found:
         found |= {cache.past: cache for cache in _of_concats(model) if cache.past not in found}
     return tuple(found[name] for name in given if name in found)

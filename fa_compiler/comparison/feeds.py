@@ -30,11 +30,12 @@ from fa_compiler.comparison.decoder import caches_of, decoding_sizes
 from fa_compiler.comparison.demanded_sizes import demanded_sizes
 from fa_compiler.comparison.integers import Readers, number_range
 from fa_compiler.comparison.masks import FLOATS, Mask, is_mask, ones_and_zeros
-from fa_compiler.comparison.signals import CACHE_WORDS, numbers_as_names, signal_sizes
+from fa_compiler.comparison.signals import numbers_as_names, signal_sizes
 from fa_compiler.comparison.weights import weights_of
 from fa_compiler.errors import InputError, one_line
 from fa_compiler.model_files.refusals import reason
 from fa_compiler.passes import analyse
+from fa_compiler.protos.cache_names import CACHE_WORDS
 from fa_compiler.protos.subgraphs import graph_inputs
 
 BATCH = 2

@@ -18,13 +18,12 @@ import onnx
 
 from fa_compiler.comparison.cache_lengths import size_name
 from fa_compiler.comparison.masks import FLOATS, is_mask
+from fa_compiler.protos.cache_names import CACHE_WORDS
 
 SAMPLES = 4000
 """A quarter of a second at 16,000 samples a second. Models of sound make 10 to 20 tokens of it."""
 PIXELS = 64
 """Sixteen patches of the usual 16 x 16 pixels."""
-CACHE_WORDS = ("past", "cache")
-"""What the names of caches have in them."""
 
 
 def signal_sizes(inputs: Sequence[onnx.ValueInfoProto]) -> Mapping[str, int]:

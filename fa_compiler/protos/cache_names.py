@@ -17,6 +17,8 @@ NAMES = (
 )
 """What stands in the name of an input, and in that of the output that continues it."""
 
+CACHE_WORDS = ("past", "cache")
+"""What the names of caches have in them."""
 CACHE_AXES = 3
 """The fewest axes of a cache: the batch, its rows and their numbers."""
 STATE_AXES = 2

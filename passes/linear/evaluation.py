@@ -267,7 +267,8 @@ class Evaluation:
             if place < 0 or before.shape != array.shape:
                 continue
             if not (differs := before != array).any():
-                self.lasting.update({value: int(array.flat[0])} if array.size == 1 else {})
+                if array.size == 1:
+                    self.lasting[value] = int(array.flat[0])
                 continue
             self.lasting.pop(value, None)
             begun[value] = (-1, array)
