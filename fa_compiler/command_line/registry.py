@@ -18,7 +18,7 @@ def show_list(_: argparse.Namespace) -> int:
     for spec in commands.list_ops():
         counts = (str(len(entries)) for entries in (spec.inputs, spec.outputs, spec.attrs))
         rows.append((spec.name, *counts, ", ".join(variant.variant for variant in variants(spec.name))))
-    print_table(("operator", "in", "out", "attrs", "variants, newest last"), rows, names=True)
+    print_table(("operator", "in", "out", "attrs", "variants, newest last"), rows)
     return OK
 
 

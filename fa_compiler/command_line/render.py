@@ -8,9 +8,11 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
 from rich.box import SIMPLE_HEAD, Box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -120,8 +122,12 @@ def print_lines(lines: Iterable[str]) -> None:
             print(line)
             continue
         indent = " " * (len(line) - len(line.lstrip()) + 2 * (line[:1] == " "))
-        broken = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
-        print("\n".join(broken))
+        print("\n".join(_wrapped(line, width, indent)))
+
+
+def _wrapped(line: str, width: int, indent: str) -> list[str]:
+    """A line that is broken between words, with `indent` in front of what follows the first break."""
+    return textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False, subsequent_indent=indent)
 
 
 class MeasuredRows:
@@ -148,36 +154,26 @@ class MeasuredRows:
         if begins:
             self._header = header
             self._begin(header, row, out.width)
-        lines = self._lines(out, header, row, begins) if self._widths else self._listed(header, row)
+        lines = self._lines(out, header, row, begins) if self._widths else _listed_lines(out, header, row)
         out.file.write("".join(f"{line}\n" for line in lines))
         out.file.flush()
 
     def _begin(self, header: Sequence[str], row: Sequence[str], width: int) -> None:
         """Choose the widths for the rows from this one on; there are none where a word would be broken."""
-        words = [max(_longest_word(heading), _longest_word(cell)) for heading, cell in zip(header, row, strict=True)]
+        words = list(map(max, map(_longest_word, header), map(_longest_word, row)))
         grown = [count + (LATER_RANGE - LATER) * ("(" in cell) for count, cell in zip(words, row, strict=True)]
-        wanted = [len(cell) + (LATER_RANGE if "(" in cell else LATER) for cell in row]
-        self._widths = []
-        for least, gap in ((grown, GAP), (grown, GAP - 1), (words, GAP - 1)):
-            room = width - gap * len(header)
-            if sum(least) <= room:
-                self._widths = _fitted(map(max, map(len, header), wanted), least, room)
-                self._gap = gap
-                return
+        later = [len(cell) + (LATER_RANGE if "(" in cell else LATER) for cell in row]
+        wanted = list(map(max, map(len, header), later))
+        self._widths, self._gap = _fitted(wanted, grown, width) or _fitted(wanted, words, width) or ([], GAP)
 
     def _lines(self, out: Console, header: Sequence[str], row: Sequence[str], begins: bool) -> list[str]:
         """The row of the table, with the header where it begins."""
         widths = list(map(max, self._widths, map(len, row)))
         if sum(widths) > out.width - self._gap * len(header):
             widths = self._widths
-        shown = [line for line in _table_lines(out, header, [row], widths, gap=self._gap) if line]
+        shown = [line for line in _table_lines(out, header, [row], widths, self._gap) if line]
         rule = next(place for place, line in enumerate(shown) if set(line) in ({" ", _RULE}, {" ", _DASH}))
         return ["", *shown] if begins else shown[rule + 1 :]
-
-    def _listed(self, header: Sequence[str], row: Sequence[str]) -> list[str]:
-        """A line for each cell."""
-        first, *others = (f"{heading}: {cell}" for heading, cell in zip(header, row, strict=True))
-        return ["", first, *(f"  {line}" for line in others)]
 
     def end(self, measured: Benchmark) -> None:
         """Print what stands below the table."""
@@ -186,17 +182,25 @@ class MeasuredRows:
 
 
 def _longest_word(text: str) -> int:
-    return max(map(len, text.split()), default=0)
+    return max(map(cell_len, text.split()), default=0)
 
 
-def _fitted(widths: Iterable[int], words: Sequence[int], room: int) -> list[int]:
-    """The widths of columns, of which the widest are made narrower until they have room. None is narrower than its
-    longest word. The words have to have room."""
-    fitted = list(map(max, widths, words))
-    while sum(fitted) > room:
-        wide = [place for place, width in enumerate(fitted) if width > words[place]]
-        fitted[max(wide, key=fitted.__getitem__)] -= 1
-    return fitted
+def _fitted(widths: Sequence[int], words: Sequence[int], width: int) -> tuple[list[int], int] | None:
+    """The widths of the columns of a table, and the gap between them. The widest columns are made narrower until the
+    table is no wider than `width`, and none is narrower than its longest word. None where the words have no room."""
+    for gap in (GAP, GAP - 1):
+        room = width - gap * len(words)
+        if sum(words) <= room:
+            return _narrowed(list(map(max, widths, words)), words, room), gap
+    return None
+
+
+def _narrowed(widths: list[int], words: Sequence[int], room: int) -> list[int]:
+    """Widths of which the widest are made narrower until they have room. The words have to have room."""
+    while sum(widths) > room:
+        wide = [place for place, width in enumerate(widths) if width > words[place]]
+        widths[max(wide, key=widths.__getitem__)] -= 1
+    return widths
 
 
 def print_choices(choices: Choices) -> None:
@@ -225,40 +229,58 @@ def _named(link: re.Match[str]) -> str:
     return said if page in said else f"{said} ({page}{heading})"
 
 
-def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], names: bool = False) -> None:
-    """Print a table with a heading. With `names` the cells of its first column are not broken, where they are no wider
-    than half of the output."""
-    _print_table(console(), headings, rows, names)
+def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table with a heading. Where a word would have to be broken, each cell is a line with its heading."""
+    _print_table(console(), headings, rows)
 
 
-def _print_table(
-    out: Console, headings: Sequence[str], rows: Iterable[Sequence[str | Text]], names: bool = False
-) -> None:
+def _print_table(out: Console, headings: Sequence[str], rows: Iterable[Sequence[str | Text]]) -> None:
     """Print a table."""
-    out.file.write("".join(f"{line}\n" for line in _table_lines(out, headings, rows, names=names)))
+    shown = [[_cell(out, cell) for cell in row] for row in rows]
+    columns = [[heading, *map(str, column)] for heading, *column in zip(headings, *shown, strict=True)]
+    wanted, words = ([max(map(size, column)) for column in columns] for size in (cell_len, _longest_word))
+    fitted = _fitted(wanted, words, out.width)
+    if fitted is None:
+        lines = [line for row in shown for line in _listed_lines(out, headings, row)]
+    else:
+        lines = _table_lines(out, headings, shown, *fitted)
+    out.file.write("".join(f"{line}\n" for line in lines))
 
 
 def _table_lines(
-    out: Console,
-    headings: Sequence[str],
-    rows: Iterable[Sequence[str | Text]],
-    widths: Iterable[int | None] | None = None,
-    names: bool = False,
-    gap: int = GAP,
+    out: Console, headings: Sequence[str], rows: Iterable[Sequence[str | Text]], widths: Iterable[int], gap: int
 ) -> list[str]:
-    """The lines of a table, without the spaces with which Rich fills its last column. Its columns are as wide as their
-    content, or have these `widths`, and stand `gap` apart. `names` is that of `print_table`."""
+    """The lines of a table, without the spaces with which Rich fills its last column. Its columns have these `widths`
+    and stand `gap` apart."""
     box = SIMPLE_HEAD if out.encoding.startswith("utf") else _PLAIN_HEAD
     table = Table(box=box, pad_edge=False, padding=(0, 1, 0, gap - 2))
-    for heading, width in zip(headings, widths or [None] * len(headings), strict=True):
+    for heading, width in zip(headings, widths, strict=True):
         table.add_column(heading, overflow="fold", width=width)
-    rows = [*rows]
-    table.columns[0].no_wrap = names and all(len(row[0]) <= out.width // 2 for row in rows)
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(_encodable(cell, out.encoding)) for cell in row))
+        table.add_row(*(_cell(out, cell) for cell in row))
     with out.capture() as captured:
         out.print(table)
     return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def _listed_lines(out: Console, headings: Sequence[str], row: Sequence[str | Text]) -> list[str]:
+    """A row as a line for each cell that says something, below an empty line. No word is broken."""
+    lines = [Text("")]
+    for heading, cell in zip(headings, map(partial(_cell, out), row), strict=True):
+        if not cell.plain:
+            continue
+        indent = "  " * (len(lines) > 1)
+        broken = _wrapped(f"{indent}{heading}: {cell.plain}", out.width, f"{indent}  ")
+        lines += [Text(line, cell.style) for line in broken]
+    with out.capture() as captured:
+        for line in lines:
+            out.print(line, soft_wrap=True)
+    return captured.get().splitlines()
+
+
+def _cell(out: Console, cell: str | Text) -> Text:
+    """What a table shows of a cell."""
+    return cell if isinstance(cell, Text) else Text(_encodable(cell, out.encoding))
 
 
 def _encodable(cell: str, encoding: str) -> str:

@@ -140,7 +140,7 @@ def test_the_meaning_of_each_assumption(capsys: pytest.CaptureFixture[str]) -> N
     assert words >= ASSUMPTIONS.keys()  # none is divided at a hyphen
 
 
-@pytest.mark.parametrize("columns", [40, 60, 120])
+@pytest.mark.parametrize("columns", [52, 60, 120])
 def test_tables_are_as_wide_as_columns_says(
     columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +153,26 @@ def test_tables_are_as_wide_as_columns_says(
     assert all(line == line.rstrip() for line in lines)
     row = next(line for line in lines if line.startswith(" 0 "))
     assert row.endswith("FlashAttentionScore, BNSD, 4 heads, no mask") == (columns == 120)
+
+
+def test_where_a_table_had_to_break_a_word_each_cell_is_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = attention()
+    for node in model.graph.node:
+        node.name = f"/model/encoder/layer.0/{node.name}"
+    path = saved(model, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "50")
+    assert main(["inspect", path.name]) == 0
+    assert capsys.readouterr().out.splitlines()[:6] == [
+        "",
+        "block: 0",
+        "  status: fused",
+        "  anchor: /model/encoder/layer.0/attn/Softmax",
+        "  what: FlashAttentionScore, BNSD, 4 heads, no",
+        "    mask",
+    ]
 
 
 def test_lines_of_a_program_are_not_broken(
