@@ -245,9 +245,7 @@ def compare_models(
     runner = _loaded(original, proto)
     pairs, advice = _pairing(proto, shared)
     rival = _Rival(name or str(other), original, other, other_proto, buffers, pairs, advice)
-    excuses = _Excuses(
-        original, proto, pairs, rival, _Unrounded(original, other, assume), min(10 * tolerance, MOST_NOISE)
-    )
+    excuses = _Excuses(original, proto, pairs, rival, _Unrounded(original, other, assume), most_of_nudges(tolerance))
     found: Comparison | None = None
     usual = _rounds(runner, original, proto, inputs, pairs, shared, assume, sizes_for(other_proto))
     rounds = chain(usual, _beyond(other, other_proto, inputs, assume))
@@ -613,6 +611,11 @@ def _round_tolerance(tolerance: float, what: MaskKind) -> float:
 def allowance(noise: float, tolerance: float) -> float:
     """The difference that is allowed where ONNX Runtime's own optimisations make the difference `noise`."""
     return min(2 * noise, max(MOST_NOISE, 2 * tolerance))
+
+
+def most_of_nudges(tolerance: float) -> float:
+    """The largest difference that other last bits of the weights excuse."""
+    return min(10 * tolerance, MOST_NOISE)
 
 
 def _bluntness(outputs: Sequence[OutputComparison], tolerance: float) -> float:

@@ -39,6 +39,15 @@ def nudged_weights(model: onnx.ModelProto, folder: Path) -> Mapping[str, np.ndar
     }
 
 
+def nudged_model(model: onnx.ModelProto, folder: Path) -> onnx.ModelProto:
+    """The model, which is changed, with the weights of `nudged_weights`. It holds them itself."""
+    nudged = nudged_weights(model, folder)
+    for tensor in model.graph.initializer:
+        if tensor.name in nudged:
+            tensor.CopyFrom(numpy_helper.from_array(nudged[tensor.name], tensor.name))
+    return model
+
+
 def _nudged(array: np.ndarray, draw: np.random.Generator) -> np.ndarray:
     towards = np.where(draw.random(array.shape, np.float32) < 0.5, -np.inf, np.inf).astype(array.dtype)
     moved = np.nextafter(array, towards)

@@ -710,6 +710,50 @@ def test_a_difference_is_told(
     assert "behind 8 keys the outputs differ" in capsys.readouterr().err
 
 
+def _near(offset: float) -> onnx.ModelProto:
+    """A decoder whose values lie near `offset`, which is subtracted behind its attention: the digits of the result are
+    few, and the last bits of its weights matter. ONNX Runtime's own optimisations change nothing in it."""
+    model = onnx.parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 17]> g (int64[batch,seq] input_ids, float[batch,1,past,16] past_key_0, '
+        "float[batch,1,past,16] past_value_0) => (float[batch,1,seq,16] logits, float[batch,1,total,16] present_key_0, "
+        "float[batch,1,total,16] present_value_0) "
+        f"<float far = {{{offset}}}, int64[1] one = {{1}}> {{ h = Gather(table, input_ids) "
+        "k = MatMul(h, key) q = Unsqueeze(k, one) v = Unsqueeze(h, one) "
+        "present_key_0 = Concat<axis=2>(past_key_0, q) present_value_0 = Concat<axis=2>(past_value_0, v) "
+        's = Einsum<equation="bnsd,bnud->bnsu">(q, present_key_0) p = Softmax(s) '
+        "a = MatMul(p, present_value_0) logits = Sub(a, far) }"
+    )
+    draw = np.random.default_rng(0)
+    weights = {"table": draw.standard_normal((40, 16)) + offset, "key": 0.05 * draw.standard_normal((16, 16))}
+    model.graph.initializer.extend(
+        numpy_helper.from_array(array.astype(np.float32), name) for name, array in weights.items()
+    )
+    return model
+
+
+@pytest.mark.usefixtures("memory_is_known")
+@pytest.mark.parametrize("factor, agrees", [(1, True), (1.02, False)])
+def test_a_decoder_that_enlarges_the_last_bits_of_its_weights(
+    factor: float, agrees: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A right fusion differs by more than the tolerance and agrees, as with `verify`. A wrong scale does not."""
+    optimize = benchmark.optimize
+
+    def scaled(model: Any, place: Path, **options: Any) -> Any:
+        result = optimize(model, place, **options)
+        changed = onnx.load(place)
+        (scale,) = (a for node in changed.graph.node for a in node.attribute if a.name == "scale_value")
+        scale.f *= factor
+        onnx.save(changed, place)
+        return result
+
+    monkeypatch.setattr(benchmark, "optimize", scaled)
+    (only,) = fa_compiler.bench(_near(30), [24], decode=True, seconds=0.01).measures
+    assert only.decoded is not None and only.decoded.largest > 1e-5
+    assert (only.decoded.tolerance > 1e-5) is agrees
+    assert only.decoded.agrees is agrees
+
+
 def test_the_memory_of_a_decoder(tmp_path: Path) -> None:
     """Measured in a process of its own, which takes the prompt."""
     (only,) = fa_compiler.bench(harness.load(LLAMA), [8], decode=True, seconds=0.01, in_place_caches=True).measures
