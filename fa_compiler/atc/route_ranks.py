@@ -58,7 +58,7 @@ def check(request: Request, parallel: Parallel) -> None:
     """Raise InputError for a request of several ranks that no model can satisfy."""
     if parallel.ranks == 1:
         raise InputError("--sequence-parallel 1 is one model: leave it out")
-    check_request(parallel.ranks, parallel.method)
+    check_request(parallel.ranks, parallel.method, least=2)
     if request.route != "air":
         raise InputError(f"--sequence-parallel goes with --route air, not {request.route}")
     if request.gears:

@@ -26,7 +26,8 @@ def check_gears(gears: Sequence[Sequence[int]], sizes: Sizes, most: int) -> None
     if not bounds:
         raise InputError("--dynamic-dims goes with -1 in --input-shape, and no size there is -1")
     if any(len(group) != len(bounds) for group in gears):
-        raise InputError(f"--dynamic-dims needs {len(bounds)} sizes in each group, one for each -1 of --input-shape")
+        wanted = "1 size" if len(bounds) == 1 else f"{len(bounds)} sizes"
+        raise InputError(f"--dynamic-dims needs {wanted} in each group, one for each -1 of --input-shape")
     if not 2 <= len(gears) <= most or len({*map(tuple, gears)}) != len(gears):
         found = len({*map(tuple, gears)})
         raise InputError(f"--dynamic-dims needs 2 to {most} groups, all of them different; found {found} different")

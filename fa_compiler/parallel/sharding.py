@@ -188,10 +188,10 @@ def _checked(options: ParallelOptions) -> ParallelOptions:
     return options
 
 
-def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS) -> None:
+def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS, least: int = 1) -> None:
     """Raise InputError for a number of ranks or a method that there is not."""
-    if not isinstance(ranks, Integral) or not 1 <= ranks <= MOST_RANKS:
-        raise InputError(f"{ranks!r} ranks: give a number from 1 to {MOST_RANKS}")
+    if not isinstance(ranks, Integral) or not least <= ranks <= MOST_RANKS:
+        raise InputError(f"{ranks!r} ranks: give a number from {least} to {MOST_RANKS}")
     if method not in ("auto", *methods):
         raise InputError(f"unknown method {method!r}{suggestion(method, ('auto', *methods))}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from fa_compiler.errors import InputError
 from fa_compiler.model_files.destination import is_same, open_for_writing
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.model_files.writing import cannot_write, check_no_model, check_place, staging
+from fa_compiler.passes.answer.report import first_of
 from fa_compiler.running.runtime import Array, Session
 
 
@@ -60,10 +62,28 @@ def run_model(
         try:
             arrays = session.run(feeds)
         except InputError as error:
-            raise InputError(with_misfit(str(error), feeds, loaded.proto)) from None
+            told = with_misfit(str(error), feeds, loaded.proto)
+            raise InputError(f"{told}{_with_fewer(loaded, session, feeds)}" if told == str(error) else told) from None
     if outputs is not None:
         save_outputs(outputs, arrays)
     return feeds, arrays
+
+
+def _with_fewer(loaded: LoadedModel, session: Session, feeds: Mapping[str, Array]) -> str:
+    """The end of the message of a model that fails with given inputs and runs with random ones that are smaller."""
+    try:
+        smaller, _ = _run_random(loaded, session)
+    except InputError:
+        return ""
+    shapes = {
+        name: list(array.shape)
+        for name, array in smaller.items()
+        if any(map(int.__lt__, array.shape, feeds[name].shape))
+    }
+    if not shapes:
+        return ""
+    of = first_of([f"{name} {shape}" for name, shape in shapes.items()])
+    return f"; it runs with {of}, so it may take fewer tokens than these (fa-compiler bench tells how many it takes)"
 
 
 def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -487,7 +487,7 @@ def _alike(caches: Sequence[CacheLine]) -> str:
         return str(first)
     names = first_of([cache.past for cache in caches])
     if first.present is None:
-        return f"caches {names}: not changed: {first.reason}{_bracketed(first.culprit)}"
+        return f"caches {names}: each stays as it is: {first.reason}{_bracketed(first.culprit)}"
     presents = first_of([str(cache.present) for cache in caches])
     return f"caches {names}: buffers, written in place as {presents}; {first.length} counts their tokens"
 

@@ -283,7 +283,7 @@ def unmapped() -> onnx.ModelProto:
         (plain(), [*SOC, "--input-shape", "x:9~2,4"], "the range 9~2 is empty"),
         (attention(), [*SOC, "--input-shape", f"query:1,{HEADS},8,{SIZE};key:2,{HEADS},8,{SIZE}"], "'batch' two sizes"),
         (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "1"], "all of them different; found 1"),
-        (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "1,2;3,4"], "needs 1 sizes in each group"),
+        (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "1,2;3,4"], "needs 1 size in each group"),
         (plain(), [*SOC, "--input-shape", "x:2,4", "--dynamic-dims", "1;2"], "no size there is -1"),
         (plain(), [*SOC, "--input-shape", "x:1~8,4", "--dynamic-dims", "1;2"], "goes with -1 in --input-shape"),
         (plain(), [*SOC, "--input-shape", "x:-1,4", "--dynamic-dims", "a"], "is not of the form 1,128;4,256"),

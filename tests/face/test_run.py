@@ -63,6 +63,17 @@ def test_made_inputs_have_sizes_that_run(tmp_path: Path, capsys: pytest.CaptureF
     assert "fails in ONNX Runtime" in error and error.endswith("; give inputs that fit the model with --inputs\n")
 
 
+def test_more_tokens_than_the_model_has_positions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message tells smaller sizes that run."""
+    model = str(saved(limited(64), tmp_path / "model.onnx"))
+    for tokens, code in ((65, 2), (64, 0)):
+        arrays = {name: np.zeros((2, 4, tokens, 16), np.float32) for name in ("query", "key", "value")}
+        assert main(["run", model, "--inputs", inputs(tmp_path, **arrays)]) == code
+        told = capsys.readouterr().err
+        assert ("; it runs with query [2, 4, 16, 16], key [2, 4, 16, 16], value [" in told) == bool(code)
+        assert told.endswith("than these (fa-compiler bench tells how many it takes)\n" if code else "")
+
+
 @pytest.mark.parametrize(
     "arrays, said",
     [

@@ -161,6 +161,7 @@ REQUESTS: dict[str, tuple[list[str], str]] = {
         "16 tokens cannot be cut into 3 equal chunks, which 3 ranks need; 15 or 18 can",
     ),
     "one rank": (["--sequence-parallel", "1"], "--sequence-parallel 1 is one model: leave it out"),
+    "fewer ranks": (["--sequence-parallel", "-2"], "-2 ranks: give a number from 2 to 65536"),
     "no number": (["--method", "ring"], "--method and --sequence-axis go with --sequence-parallel"),
     "a method": (["--sequence-parallel", "2", "--method", "star"], "unknown method 'star'"),
     "a slip": (["--sequence-parallel", "2", "--method", "rnig"], "unknown method 'rnig', did you mean 'ring'?"),
