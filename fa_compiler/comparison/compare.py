@@ -84,6 +84,7 @@ MOST_NOISE = 1e-2
 """The largest difference that is taken for rounding. A wrong mask or scale makes a larger one in most models."""
 BLUNT = 10
 """How many times the tolerance may be allowed until a comparison says that it is blunt."""
+FIT_ADVICE = "; give inputs that fit the model with verify --inputs"
 SHARED_ADVICE = f"; if it was fused with the assumption {SHARED_CACHES}, verify it with this assumption, too"
 """The end of the message of a model that does not run beside an original whose caches could be shared buffers."""
 
@@ -520,7 +521,10 @@ def _rounds(
         yield MaskKind("the given inputs" if isinstance(inputs, Mapping) else f"the inputs of {inputs}"), feeds, first
         return
     make = partial(random_inputs, proto, str(path), shared=shared, rows=1 if DECODE in assume else None)
-    sizes, feeds, first = _runnable(runner, path, make, pairs, tried)
+    try:
+        sizes, feeds, first = _runnable(runner, path, make, pairs, tried)
+    except InputError as error:
+        raise _only_separate(error, runner, path, partial(make, shared=False), tried) if shared else error from None
     usual = MaskKind("masks of ones and zeros" if any(map(is_mask, graph_inputs(proto))) else "random inputs")
     yield usual, feeds, first
     for kind, turned in _kinds(proto, usual, feeds, assume):
@@ -597,8 +601,23 @@ def _runnable(
             return each, feeds, runner.run(feeds, pairs)
         except Exception as error:
             faults.append(error)
-    hint = "; give inputs that fit the model with verify --inputs"
-    raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{hint}")
+    raise InputError(f"ONNX Runtime cannot run {path}: {one_line(faults[0])}{FIT_ADVICE}")
+
+
+def _only_separate(
+    error: InputError, runner: Runner, path: Path, make: Callable[..., dict[str, np.ndarray]], wanted: Sequence[Sizes]
+) -> InputError:
+    """The error of a model that does not run with shared caches. Where it runs with separate ones, which `make` makes,
+    it says so."""
+    try:
+        _runnable(runner, path, make, {}, wanted)
+    except InputError:
+        return error
+    return InputError(
+        f"{path} does not run where a past and its present share a buffer, with room for more tokens than it holds; "
+        f"with separate caches it runs, so that {SHARED_CACHES} cannot be assumed of it: "
+        f"{str(error).removesuffix(FIT_ADVICE)}"
+    )
 
 
 def _round_tolerance(tolerance: float, what: MaskKind) -> float:

@@ -274,3 +274,20 @@ def test_shared_buffers_differ_from_buffers_of_their_own(tmp_path: Path, capfd: 
     assert main(["verify", str(path), str(out)]) == 0
     assert main(["verify", str(path), str(out), "--shared-caches"]) == 1
     assert "4 of 5 outputs differ" in capfd.readouterr().out
+
+
+def test_a_decoder_whose_caches_are_never_shared(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its mask is read behind as many tokens as a past has room for. In a shared buffer these are too many."""
+    model = decoder(attention_mask=["B", "T"])
+    nodes = [
+        helper.make_node("Shape", ["past_k.0"], ["places"], start=2, end=3),
+        helper.make_node("Gather", ["attention_mask", "places"], ["newest"], axis=1),
+    ]
+    model.graph.node.extend(nodes)
+    model.graph.output.append(helper.make_tensor_value_info("newest", TensorProto.INT64, [None, 1]))
+    path = str(saved(model, tmp_path / "a.onnx"))
+    assert main(["verify", path, path]) == 0
+    assert main(["verify", path, path, "--assume", "shared-caches"]) == 2
+    told = capfd.readouterr().err
+    assert "with separate caches it runs, so that shared-caches cannot be assumed of it: ONNX Runtime can" in told
+    assert "indices element out of data bounds" in told and "give inputs" not in told
