@@ -51,6 +51,10 @@ const Variant& choose() {
     }
     known += (known.empty() ? "" : ", ") + std::string(variant.name);
   }
+  if (forced.empty()) {
+    throw std::runtime_error("this library was compiled for the processor of another machine (" + known +
+                             "); install a wheel, or compile it here");
+  }
   throw std::runtime_error("FA_COMPILER_ISA=" + forced + " is unknown; this library has " + known);
 }
 
