@@ -31,7 +31,7 @@ import fa_compiler
 
 MODELS = Path(__file__).parent / "models"
 LENGTHS = (512, 2048)
-"""The tokens of a run. Those of BERT-base, at which ONNX Runtime works for half a minute, are fewer without --ratios."""
+"""The tokens of a run. Without --ratios BERT-base, for which ONNX Runtime takes half a minute, gets fewer."""
 TOLERANCE = 1e-5
 """The allowed difference in float32, relative to the largest value. ONNX Runtime's own optimisations change the results
 of such models by up to 5e-6."""
