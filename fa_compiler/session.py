@@ -42,6 +42,13 @@ _ARGUMENTS = frozenset(
 )
 """Holds the names of all arguments that ONNX Runtime looks up in its **kwargs: they are constants of its code."""
 
+_TWICE = "Domain already set in registry"
+_TWICE_MEANS = (
+    "the session options have the library of fa_compiler from a call of register_custom_ops_library, and "
+    "InferenceSession or register_custom_ops registered it once more, which ONNX Runtime refuses; leave out that call"
+)
+"""ONNX Runtime does not tell which libraries options have."""
+
 _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
 """The session options in which this module set `FOLDER`, and the value."""
 
@@ -81,6 +88,8 @@ class InferenceSession(OwnSession):
             named = inspect.signature(InferenceSession).parameters.keys() - {"kwargs"}
             check_keywords("InferenceSession", kwargs, named | _ARGUMENTS)
         self._fa_fusion = python_options(assume=assume, in_place_caches=in_place_caches)
+        if not isinstance(sess_options, ort.SessionOptions | None):
+            raise TypeError(f"`sess_options` is an onnxruntime.SessionOptions or None, not {sess_options!r}")
         options = ort.SessionOptions() if sess_options is None else sess_options
         self.fusion_report = None
         self._fa_options = options
@@ -103,6 +112,8 @@ class InferenceSession(OwnSession):
         except Exception as error:
             if refused is not None:
                 error.add_note(f"fa_compiler could not use the model either: {refused}")
+            if _TWICE in str(error):
+                error.add_note(_TWICE_MEANS)
             raise
         if refused is not None:
             warnings.warn(f"loaded without fusing: {refused}", stacklevel=2)

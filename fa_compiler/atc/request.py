@@ -12,7 +12,7 @@ from fa_compiler.op_registry.collectives import METHODS
 from fa_compiler.op_registry.errors import UnknownProduct
 from fa_compiler.op_registry.soc import SocVersion, soc_version
 from fa_compiler.passes.answer.option import options_of, read_options, told
-from fa_compiler.passes.answer.options import ALL_WEIGHTS, ALONE, ATTENTION_ONLY, JOINED
+from fa_compiler.passes.answer.options import ALL_WEIGHTS, ALONE, ATTENTION_ONLY, JOINED, words_of
 from fa_compiler.passes.parallel.options import AUTO, AXES
 
 
@@ -153,7 +153,7 @@ def request_of(soc_version: str, **given: Unpack[AtcKeywords]) -> Request:
         read = read_options(values, Request)
     except UnknownProduct as error:
         raise InputError(str(error)) from None
-    return Request(**read, assume=[assume] if isinstance(assume, str) else [*assume], parallel=parallel)
+    return Request(**read, assume=words_of(assume), parallel=parallel)
 
 
 def _parallel(given: Mapping[str, Any]) -> Parallel | None:

@@ -27,6 +27,7 @@ from fa_compiler.atc.single import SCRIPT as SINGLE_OPS
 from fa_compiler.atc.single import write_all
 from fa_compiler.atc.sizes import atc_text
 from fa_compiler.errors import InputError
+from fa_compiler.model_files.destination import path_of
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import ModelLike, load, refuse_sharded
 from fa_compiler.op_registry.errors import UnknownProduct, suggestion
@@ -71,7 +72,7 @@ def compile_for_atc(
         InternalError: the result failed our own checks; nothing was written.
     """
     with names_of_python(Options, Request, Parallel):
-        report, _ = run(model, Path(output), request_of(soc_version, **options))
+        report, _ = run(model, path_of(output), request_of(soc_version, **options))
     return report
 
 

@@ -22,12 +22,23 @@ _MOST_LINKS = 40
 
 def file_place(name: str | os.PathLike[str]) -> Path:
     """The place of a file to write. Raises InputError for an empty name, and for one that ends as that of a folder."""
-    text = os.fspath(name)
+    text = _text_of(name)
     if not text:
         raise InputError("the path of the output is empty")
     if text.endswith((os.sep, os.altsep or os.sep)):
         raise InputError(f"{text} is a folder; give the name of the file to write")
     return Path(text)
+
+
+def path_of(output: str | os.PathLike[str]) -> Path:
+    """The path that a caller gives for what is written. Raises TypeError for what is none."""
+    return Path(_text_of(output))
+
+
+def _text_of(output: str | os.PathLike[str]) -> str:
+    if not isinstance(output, (str, os.PathLike)):
+        raise TypeError(f"`output` is a path, not {output!r}")
+    return os.fspath(output)
 
 
 def real_place(path: Path) -> Path:

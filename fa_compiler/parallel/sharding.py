@@ -15,6 +15,7 @@ import onnx
 
 from fa_compiler.checks import checker
 from fa_compiler.errors import InputError, InternalError
+from fa_compiler.model_files.destination import path_of
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load, refuse_sharded
 from fa_compiler.model_files.writing import staging, write_model
@@ -22,7 +23,7 @@ from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes import Report
 from fa_compiler.passes.answer.option import read_options
-from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES
+from fa_compiler.passes.answer.options import SEPARATE_CACHES, SHARED_CACHES, words_of
 from fa_compiler.passes.answer.report import Progress, printable
 from fa_compiler.passes.answer.shown import Shown
 from fa_compiler.passes.in_place import METADATA
@@ -149,7 +150,7 @@ def shard(
         InputError: the model, an option or the folder is at fault, or the model mixes the sequence in a way that no
             rank can compute from its part; the text names the node. Nothing was written.
     """
-    target = Path(output)
+    target = path_of(output)
     chosen = _checked(ParallelOptions(sequence_parallel, **read_options(options, ParallelOptions)))
     fusing = replace(make_options(assume=_assumed(assume)), divided=True)
     loaded = load(model)
@@ -174,7 +175,7 @@ def shard(
 
 def _assumed(assume: Iterable[str]) -> tuple[str, ...]:
     """What is assumed. The ranks run with a past and a present that are separate buffers."""
-    given = (assume,) if isinstance(assume, str) else tuple(assume)
+    given = words_of(assume)
     return given if SHARED_CACHES in given else (*given, SEPARATE_CACHES)
 
 

@@ -26,6 +26,7 @@ session, and one at the end, tell on stderr what was fused. More: fa-compiler do
 """
 
 _USAGE_ERROR = 2
+_MODELS = (".onnx", ".ort")
 
 
 def _fault(arguments: Sequence[str]) -> str | None:
@@ -37,6 +38,8 @@ def _fault(arguments: Sequence[str]) -> str | None:
         return f"unknown option {arguments[0]!r}; options of the script stand behind its name (--help tells more)"
     if path.is_dir():
         return None if (path / "__main__.py").is_file() else f"{path}: this folder has no __main__.py to run"
+    if path.suffix in _MODELS:
+        return f"{path} is a model; give the script or module that runs it"
     return None if path.is_file() else f"{path}: no such file"
 
 

@@ -14,6 +14,7 @@ from fa_compiler.errors import InputError, one_line, suggests_keywords
 from fa_compiler.lowering.ort import LibraryUnusable
 from fa_compiler.lowering.ort.eager import ORT_ERRORS
 from fa_compiler.lowering.ort.own_session import OwnSession
+from fa_compiler.model_files.destination import path_of
 from fa_compiler.model_files.reading import load, refuse_sharded
 from fa_compiler.model_files.writing import check_no_model, check_place, staging, write
 from fa_compiler.op_registry.errors import suggestion
@@ -72,7 +73,7 @@ def plan(
         )
     if level not in get_args(Level):
         raise InputError(f"unknown level {level!r}{suggestion(level, get_args(Level))}")
-    loaded, place = load(Path(model)), Path(output)
+    place, loaded = path_of(output), load(Path(model))
     refuse_sharded(loaded.proto, loaded.name)
     check_place(place, loaded)
     check_no_model(place, "plan")

@@ -121,6 +121,9 @@ class Sessions:
             if session.why_unfused is not None:
                 self._note(Made(_name(path_or_bytes), session.why_unfused))
             return
+        if not isinstance(sess_options, ort.SessionOptions | None):
+            make(session, path_or_bytes, sess_options, providers, provider_options, **kwargs)  # its own error
+            return
         options = ort.SessionOptions() if sess_options is None else sess_options
 
         def call(providers: Sequence[Any] | None, provider_options: Sequence[Any] | None) -> None:

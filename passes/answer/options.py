@@ -88,8 +88,20 @@ def _split(groups: Iterable[str]) -> list[str]:
     return [word for word in words if word]
 
 
-def _words(assume: Iterable[str]) -> frozenset[str]:
-    return frozenset((assume,) if isinstance(assume, str) else assume)
+def words_of(assume: Iterable[str]) -> tuple[str, ...]:
+    """The words of assumptions, of which one may stand alone. Raises TypeError for what is no list of texts."""
+    words = (assume,) if isinstance(assume, str) else assume
+    if not isinstance(words, Iterable):
+        raise TypeError(f"`assume` is a list, not {assume!r}")
+    words = tuple(words)
+    for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"`assume` is a list of texts, and {word!r} is none")
+    return words
+
+
+def _word_set(assume: Iterable[str]) -> frozenset[str]:
+    return frozenset(words_of(assume))
 
 
 def _known_soc(name: str | None) -> str | None:
@@ -189,7 +201,7 @@ class Options:
             default=(),
             repeated=True,
             parse=_split,
-            read=_words,
+            read=_word_set,
         ),
     )
     only: str | None = field(

@@ -87,6 +87,18 @@ def test_a_list_with_a_provider_that_is_not_there(folder: Path) -> None:
     assert "Specified provider 'CUDAExecutionProvider' is not in available provider names" in told
 
 
+def test_providers_in_the_place_of_the_options(folder: Path) -> None:
+    """The error is that of ONNX Runtime."""
+    program = """import onnxruntime as ort
+try:
+    ort.InferenceSession("attention.onnx", ["CPUExecutionProvider"])
+except TypeError as error:
+    print(str(error).splitlines()[0])"""
+    plain, _ = run(program, folder)
+    assert run(program, folder, FA_COMPILER_PROVIDER="1")[0] == plain
+    assert "incompatible constructor arguments" in plain[0]
+
+
 def test_without_the_variable_nothing_is_imported(folder: Path) -> None:
     """With it, one module and a flag of its syntax, until the program imports onnxruntime. Other packages, such as an
     editable one, have files that Python reads when it starts, too, so only those of this package are read here."""

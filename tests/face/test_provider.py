@@ -837,6 +837,7 @@ def test_a_fused_file_in_a_script(tmp_path: Path) -> None:
     [
         (["none.py"], "error: none.py: no such file\n"),
         (["."], "error: .: this folder has no __main__.py to run\n"),
+        (["bert.onnx"], "error: bert.onnx is a model; give the script or module that runs it\n"),
         (["-m"], USAGE),
         (["--hlp"], "error: unknown option '--hlp'; options of the script stand behind its name (--help tells more)\n"),
         (["-m", "nix"], "error: nix: no such module\n"),

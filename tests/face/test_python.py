@@ -338,6 +338,8 @@ def test_a_pass_calls_a_model_by_its_own_name(graph: str, name: str) -> None:
         ({"target": "onnx", "opset": "23"}, "`opset` is a whole number, not '23'"),
         ({"target": "onnx", "runtime": 5}, "`runtime` is a text or None, not 5"),
         ({"assume": 5}, "`assume` is a list, not 5"),
+        ({"assume": [1]}, "`assume` is a list of texts, and 1 is none"),
+        ({"assume": [["decode"]]}, "`assume` is a list of texts, and ['decode'] is none"),
         ({"in_place_caches": "yes"}, "`in_place_caches` is True or False, not 'yes'"),
     ],
 )
@@ -360,6 +362,21 @@ def test_a_value_of_another_type(given: dict[str, Any], said: str) -> None:
             "`input_shape` is a text or a dictionary, not 5",
         ),
         (lambda model: fa_compiler.InferenceSession(model.SerializeToString(), assume=5), "`assume` is a list, not 5"),
+        (
+            lambda model: fa_compiler.verify(model, model, assume=[None]),
+            "`assume` is a list of texts, and None is none",
+        ),
+        (lambda model: fa_compiler.shard(model, "out", 2, assume=5), "`assume` is a list, not 5"),
+        (lambda model: fa_compiler.shard(model, "out", 2, assume=[5]), "`assume` is a list of texts, and 5 is none"),
+        (
+            lambda model: fa_compiler.compile_for_atc(model, "out", "Ascend910B2", assume=[5]),
+            "`assume` is a list of texts, and 5 is none",
+        ),
+        (lambda model: fa_compiler.optimize(model, 3), "`output` is a path, not 3"),
+        (lambda model: fa_compiler.optimize(model, True), "`output` is a path, not True"),
+        (lambda model: fa_compiler.shard(model, 3, 2), "`output` is a path, not 3"),
+        (lambda model: fa_compiler.plan("model.onnx", 3), "`output` is a path, not 3"),
+        (lambda model: fa_compiler.compile_for_atc(model, 3, "Ascend910B2"), "`output` is a path, not 3"),
     ],
 )
 def test_a_value_of_another_type_in_other_functions(call: Callable[[onnx.ModelProto], object], said: str) -> None:

@@ -165,6 +165,21 @@ def test_errors_are_those_of_onnxruntime(tmp_path: Path) -> None:
         fa_compiler.InferenceSession(7)  # type: ignore[arg-type]
 
 
+def test_providers_in_the_place_of_the_options(tmp_path: Path) -> None:
+    path = saved(attention(), tmp_path / "model.onnx")
+    with pytest.raises(TypeError, match=r"`sess_options` is an onnxruntime.SessionOptions or None, not \['CPU"):
+        fa_compiler.InferenceSession(path, ["CPUExecutionProvider"])  # type: ignore[arg-type]
+
+
+def test_options_that_have_the_library_already(tmp_path: Path) -> None:
+    """ONNX Runtime's error says which domain is there twice, and not why."""
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(fa_compiler.custom_ops_library())
+    with pytest.raises(Exception, match="Domain already set") as told:
+        fa_compiler.InferenceSession(saved(attention(), tmp_path / "model.onnx"), options)
+    assert "leave out that call" in "".join(told.value.__notes__)
+
+
 def test_what_is_refused_is_loaded_as_it_is(tmp_path: Path) -> None:
     """onnx-ir would drop the sparse initializer, ONNX Runtime runs it."""
     model = plain()
