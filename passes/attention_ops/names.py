@@ -37,3 +37,8 @@ ATTENTION_OPS = {
 def is_attention_op(node: ir.Node) -> bool:
     """Is this node a fused attention operator of ONNX, ONNX Runtime or Ascend?"""
     return (node.domain, node.op_type) in ATTENTION_OPS
+
+
+def is_linear_attention_op(node: ir.Node) -> bool:
+    """Is this node the linear attention of ONNX or ONNX Runtime?"""
+    return node.domain in ("", "ai.onnx", "com.microsoft") and node.op_type == "LinearAttention"

@@ -20,7 +20,7 @@ from fa_compiler.lowering.ascend.convert.forward.onnx_call import type_of
 from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes, hcom
-from fa_compiler.passes.attention_ops.names import is_attention_op
+from fa_compiler.passes.attention_ops.names import is_attention_op, is_linear_attention_op
 from fa_compiler.passes.ir.nodes import opset, subgraphs
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -353,6 +353,9 @@ def _unknown(node: ir.Node) -> CannotMapError:
     if is_attention_op(node):
         reason = "attention that was not fused (`fa-compiler inspect --target ascend` says why)"
         return CannotMapError(reason, "export with attention in plain operators")
+    if is_linear_attention_op(node):
+        reason = "linear attention that was not fused (`fa-compiler inspect --target ascend` says why)"
+        return CannotMapError(reason, "do what it says, or export with the recurrence in plain operators, unrolled")
     return CannotMapError("no GE operator computes this", _WRITE_OUT)
 
 

@@ -35,7 +35,7 @@ from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
 from fa_compiler.passes.answer.options import NEWEST_OPSET
-from fa_compiler.passes.attention_ops.names import is_attention_op
+from fa_compiler.passes.attention_ops.names import is_attention_op, is_linear_attention_op
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, remember_versions
 from fa_compiler.passes.ir.surgery import restore_order, sweep
@@ -309,6 +309,11 @@ def _unknown(domain: str, node: ir.Node) -> str:
         return (
             "attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser does not "
             "know the operator; export with attention in plain operators"
+        )
+    if is_linear_attention_op(node):
+        return (
+            "linear attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser does "
+            "not know the operator; do what it says, or export with the recurrence in plain operators, unrolled"
         )
     if not domain and op_type in ("Loop", "Scan", "SequenceMap"):
         return "ATC's parser knows no loops; export with the loop unrolled"

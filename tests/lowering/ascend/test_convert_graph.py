@@ -184,6 +184,14 @@ def test_attention_that_was_not_fused_is_refused() -> None:
         convert(text)
 
 
+@pytest.mark.parametrize("domain", ["", "com.microsoft."])
+def test_linear_attention_that_was_not_fused_is_refused(domain: str) -> None:
+    text = f"""g (float[1,4,8] q, float[1,4,8] k, float[1,4,8] v) => (float[1,4,8] y) {{
+      [att] y = {domain}LinearAttention<q_num_heads=2, kv_num_heads=2, update_rule="linear">(q, k, v) }}"""
+    with pytest.raises(UnmappedError, match="'att': linear attention that was not fused .* says why.; do what it says"):
+        convert(text)
+
+
 def test_a_loop_is_refused() -> None:
     text = """g (int64 n, bool c, float[2] a) => (float[2] y) {
       [turns] y = Loop(n, c, a) <body = b (int64 i, bool d, float[2] s) => (bool e, float[2] u)

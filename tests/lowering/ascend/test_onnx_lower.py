@@ -167,6 +167,18 @@ REFUSED: dict[str, tuple[int, str, str]] = {
         "attention that was not fused",
     ),
     "attention": (23, "g(float[1,2,3,4] x) => (float[] y) { y = Attention(x, x, x) }", "attention that was not fused"),
+    "linear attention of ONNX Runtime": (
+        17,
+        "g(float[1,2,8] x) => (float[1,2,8] y) { y = com.microsoft.LinearAttention"
+        '<q_num_heads = 2, kv_num_heads = 2, update_rule = "linear">(x, x, x) }',
+        "linear attention that was not fused",
+    ),
+    "linear attention": (
+        27,
+        "g(float[1,2,8] x) => (float[1,2,8] y, float[1,2,4,4] s) { y, s = LinearAttention"
+        '<q_num_heads = 2, kv_num_heads = 2, update_rule = "linear">(x, x, x) }',
+        "linear attention that was not fused",
+    ),
     "quantisation": (21, f"g({X}, float s) => (uint8[] y) {{ y = QuantizeLinear(x, s) }}", "quantisation"),
     "no inputs": (17, "g() => (float[] y) { y = Constant<value_float = 1.0>() }", "no inputs"),
     "no outputs": (17, "g(float[] x) => () { y = Relu(x) }", "no outputs"),
