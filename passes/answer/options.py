@@ -118,7 +118,7 @@ def _known_cann(version: str | None) -> str | None:
 
 def _only(word: str | None) -> str | None:
     if word not in (None, ATTENTION_ONLY):
-        raise ValueError(f"unknown value {word!r} for what alone is fused: use {ATTENTION_ONLY!r}")
+        raise ValueError(f"unknown value {word!r} of --only: use {ATTENTION_ONLY!r}")
     return word
 
 
@@ -301,7 +301,7 @@ class Options:
         if unknown:
             raise ValueError(f"unknown assumption {unknown[0]!r}{suggestion(unknown[0], ASSUMPTIONS)}")
         if self.join_weights not in JOINED:
-            raise ValueError(f"unknown value {self.join_weights!r} for joined weights: use one of {', '.join(JOINED)}")
+            raise ValueError(f"unknown value {self.join_weights!r} of --join-weights: use one of {', '.join(JOINED)}")
         if (misplaced := self._misplaced) is not None:
             raise ValueError(misplaced)
         if self.opset and not ATTENTION_SINCE <= self.opset <= NEWEST_OPSET:
