@@ -312,8 +312,8 @@ def _unknown(domain: str, node: ir.Node) -> str:
         )
     if is_linear_attention_op(node):
         return (
-            "linear attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser does "
-            "not know the operator; do what it says, or export with the recurrence in plain operators, unrolled"
+            "linear attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser "
+            "does not know the operator; do what it says, or export with the recurrence in plain operators, unrolled"
         )
     if not domain and op_type in ("Loop", "Scan", "SequenceMap"):
         return "ATC's parser knows no loops; export with the loop unrolled"

@@ -288,7 +288,9 @@ def test_none() -> None:
     assert not lines(report)
     with pytest.raises(fa_compiler.InputError, match='`join_weights` needs target="ascend"'):
         fa_compiler.optimize(model(THREE + FLAT_END, FLAT), join_weights="all")
-    with pytest.raises(fa_compiler.InputError, match="unknown value 'some' of `join_weights`: use one of own, all, none"):
+    with pytest.raises(
+        fa_compiler.InputError, match="unknown value 'some' of `join_weights`: use one of own, all, none"
+    ):
         fused(model(THREE + FLAT_END, FLAT), join_weights="some")
     with pytest.raises(fa_compiler.InputError, match="unknown value 'norms' of `only`: use 'attention'"):
         fused(model(THREE + FLAT_END, FLAT), only="norms")
