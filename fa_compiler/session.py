@@ -42,13 +42,6 @@ _ARGUMENTS = frozenset(
 )
 """Holds the names of all arguments that ONNX Runtime looks up in its **kwargs: they are constants of its code."""
 
-_TWICE = "Domain already set in registry"
-_TWICE_MEANS = (
-    "the session options have the library of fa_compiler from a call of register_custom_ops_library, and "
-    "InferenceSession or register_custom_ops registered it once more, which ONNX Runtime refuses; leave out that call"
-)
-"""ONNX Runtime does not tell which libraries options have."""
-
 _OURS: weakref.WeakKeyDictionary[ort.SessionOptions, str] = weakref.WeakKeyDictionary()
 """The session options in which this module set `FOLDER`, and the value."""
 
@@ -112,8 +105,6 @@ class InferenceSession(OwnSession):
         except Exception as error:
             if refused is not None:
                 error.add_note(f"fa_compiler could not use the model either: {refused}")
-            if _TWICE in str(error):
-                error.add_note(_TWICE_MEANS)
             raise
         if refused is not None:
             warnings.warn(f"loaded without fusing: {refused}", stacklevel=2)

@@ -172,7 +172,7 @@ def test_plans_that_do_not_fit(host: Host, paths: tuple[Path, Path], tmp_path: P
         "flipped.plan": "it is damaged",
         "short.plan": "it ends too early",
         "text.plan": "it is not a plan",
-        "missing.plan": "it cannot be read",
+        "missing.plan": "there is no such file",
         "empty": "no plan in the folder",
     }
     without, *refused = host(model, "without", *(tmp_path / name for name in expected))

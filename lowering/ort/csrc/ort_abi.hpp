@@ -68,6 +68,7 @@ inline constexpr Slot<void(Status*)> ReleaseStatus{93};
 inline constexpr Slot<Status*(const char*, CustomOpDomain**)> CreateCustomOpDomain{26};
 inline constexpr Slot<Status*(CustomOpDomain*, const struct CustomOp*)> CustomOpDomain_Add{27};
 inline constexpr Slot<Status*(SessionOptions*, CustomOpDomain*)> AddCustomOpDomain{28};
+inline constexpr Slot<Status*(SessionOptions*, const char*, const char*)> AddSessionConfigEntry{130};
 inline constexpr Slot<Status*(const SessionOptions*, const char*, int*)> HasSessionConfigEntry{237};
 inline constexpr Slot<Status*(const SessionOptions*, const char*, char*, size_t*)> GetSessionConfigEntry{238};
 inline constexpr Slot<void(CustomOpDomain*)> ReleaseCustomOpDomain{101};

@@ -218,7 +218,8 @@ extern "C" __attribute__((visibility("default"))) ort::Status* RegisterCustomOps
   if (api == nullptr) return nullptr;
   return fa::guarded(api, [&] {
     fa::note_version(api, base->version());
-    if (fa::has_entry(api, options, fa::kHasOperators)) return;
+    if (fa::has_entry(api, options, fa::kHasOperators) || fa::has_entry(api, options, fa::kRegistered)) return;
+    fa::check(api, ort::AddSessionConfigEntry(api, options, fa::kRegistered, "1"));
     if (fa::has_entry(api, options, fa::kOperators)) {
       ort::CustomOpDomain* domain = fa::domain_of(api, fa::entry_of(api, options, fa::kOperators));
       return fa::check(api, ort::AddCustomOpDomain(api, options, domain));

@@ -19,6 +19,9 @@ inline constexpr const char* kHasOperators = "ep.facompilerexecutionprovider.bri
 // operators takes ONNX Runtime some milliseconds for each session.
 inline constexpr const char* kOperators = "fa_compiler.operators";
 
+// The entry that RegisterCustomOps leaves in the options. ONNX Runtime refuses a session whose options have a domain twice.
+inline constexpr const char* kRegistered = "fa_compiler.registered";
+
 // Whether the options of a session have an entry, and the entry, which has to exist.
 bool has_entry(ort::Api api, const ort::SessionOptions* options, const char* key);
 std::string entry_of(ort::Api api, const ort::SessionOptions* options, const char* key);

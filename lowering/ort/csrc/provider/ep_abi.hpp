@@ -51,7 +51,6 @@ inline constexpr Slot<void(SessionOptions*)> ReleaseSessionOptions{100};
 inline constexpr Slot<Status*(SessionOptions*, const PathChar*)> SetOptimizedModelFilePath{11};
 inline constexpr Slot<Status*(SessionOptions*)> DisableProfiling{15};
 inline constexpr Slot<Status*(SessionOptions*, int severity)> SetSessionLogSeverityLevel{22};
-inline constexpr Slot<Status*(SessionOptions*, const char*, const char*)> AddSessionConfigEntry{130};
 inline constexpr Slot<Status*(SessionOptions*, const char*, const Value*)> AddInitializer{150};
 inline constexpr Slot<Status*(SessionOptions*, const PathChar* const*, char* const*, const size_t*, size_t)> AddExternalInitializersFromFilesInMemory{279};
 inline constexpr Slot<void(Value*)> ReleaseValue{96};

@@ -122,6 +122,8 @@ void check_weights(const Entry& entry, const GraphModel& graph) {
 }
 
 std::string content_of(const fs::path& path) {
+  std::error_code none;
+  if (!fs::exists(path, none)) throw Error{ort::ErrorCode::fail, "there is no such file"};
   std::ifstream file(path, std::ios::binary);
   std::string content;
   char chunk[1 << 16];
