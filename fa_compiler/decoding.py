@@ -16,7 +16,7 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, handed_on, rows_of, sizes_of_rows
+from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, counts_the_mask, handed_on, rows_of, sizes_of_rows
 from fa_compiler.comparison.feeds import index_bounds, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line, suggests_keywords
@@ -38,10 +38,12 @@ MOST_THREADS = 1024
 """ONNX Runtime makes all threads that it is told, with tables that grow with the square of their number: for 100,000 of
 them it takes all memory, and comes to no end."""
 
+MASK = "attention_mask"
+
 MADE = frozenset(
     {
         SWITCH,
-        *("attention_mask", "position_ids", "cache_position"),
+        *(MASK, "position_ids", "cache_position"),
         *("past_sequence_length", "total_sequence_length", "seqlens_k"),
         *("write_indices", "nonpad_kv_seqlen"),
     }
@@ -52,7 +54,7 @@ COUNTS = frozenset({SWITCH, "past_sequence_length", "total_sequence_length"})
 """Those that tell the number of tokens itself, as the inputs `Cache.length` do."""
 
 POSITIONS = ("position_ids", "cache_position")
-CONTINUED = ("attention_mask", "position_ids")
+CONTINUED = (MASK, "position_ids")
 """Inputs that differ between the sequences of a padded batch, and go on from one step to the next."""
 BY_SEQUENCE = 2
 """The axes of an input with numbers for each sequence."""
@@ -115,6 +117,7 @@ class DecodingSession:
         self._has_encoder = any("encoder" in name or "cross" in name for name in self._inputs)
         self._presents = {cache.present: cache for cache in self.caches_by_input.values()}
         self._handed_on = handed_on(proto)
+        self._counts_mask = counts_the_mask(proto, MASK)
         self._outputs = [output.name for output in self._session.get_outputs()]
         self._declared = {info.name: info for info in proto.graph.output}
         self._bounds = index_bounds(proto.graph)
@@ -138,7 +141,7 @@ class DecodingSession:
         if name in self._lengths or name in self._handed_on:
             return True
         rank = len(self._inputs[name].type.tensor_type.shape.dim)
-        if name == "attention_mask":
+        if name == MASK:
             return rank == 2 and not self._has_encoder
         return name in MADE and not (name in POSITIONS and rank > 2)
 
@@ -199,6 +202,7 @@ class DecodingSession:
         for name in filter(self.makes, self._inputs):
             made = self._made(name, batch, new)
             self._check_follows(name, feeds.setdefault(name, made), made, new)
+        self._check_padding(feeds)
         self._check_indices(feeds, new)
         self._make_room(batch, self._length + new)
         values = {name: to_ort(array) for name, array in feeds.items()}  # a binding does not keep their memory
@@ -208,7 +212,9 @@ class DecodingSession:
         except ORT_ERRORS as error:
             if not self._length:
                 self.reset()  # the caches of another batch may be right
-            raise InputError(f"{self.name} fails in ONNX Runtime: {one_line(error)}{self._hint(error, new)}") from None
+            raise InputError(
+                f"{self.name} fails in ONNX Runtime: {one_line(error)}{self._hint(error, feeds, batch, new)}"
+            ) from None
         found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         if not self._is_proven:
             self._check_filled(values, found)
@@ -386,8 +392,8 @@ class DecodingSession:
             cache = self.caches_by_input[name]
             if name not in self._memory and cache.has_tokens:
                 self._values[name] = to_ort(np.array(_rows(from_ort(value), cache, length)))
-        if (mask := self._last.get("attention_mask")) is not None:
-            self._last["attention_mask"] = mask[:, :length]
+        if (mask := self._last.get(MASK)) is not None:
+            self._last[MASK] = mask[:, :length]
         if (places := self._last.get("position_ids")) is not None:
             self._last["position_ids"] = places - (self._length - length)
         self._length = length
@@ -460,6 +466,24 @@ class DecodingSession:
             hint = _TRIMMED if follows_caches and array.size > made.size else ""
             raise InputError(f"'{name}' has the shape {list(array.shape)}; {wanted}{_LEFT_OUT}{hint}")
 
+    def _check_padding(self, feeds: Mapping[str, Array]) -> None:
+        """Raise InputError for padding in front of tokens, if the model takes the first keys for those of the tokens.
+
+        Behind a prompt with padding after its tokens, such a model writes in place of the padding. The mask then has
+        zeros before the ones of later steps: what an earlier step was given is not looked at again.
+        """
+        mask = feeds.get(MASK)
+        if not self._counts_mask or mask is None or mask.ndim != BY_SEQUENCE:
+            return
+        held = mask[:, : 0 if MASK in self._last else self._length]
+        parts = (held, mask[:, self._length :])
+        is_begun = MASK in self._last or mask[:, :1].all()
+        if not is_begun or any((part[:, 1:] > part[:, :-1]).any() for part in parts):
+            raise InputError(
+                f"{self.name} reads of '{MASK}' only how many ones each row has: pad the sequences of a batch behind "
+                "their tokens, not in front of them"
+            )
+
     def _check_indices(self, feeds: Mapping[str, Array], new: int) -> None:
         """Raise InputError for a token or a position that the model's table does not have."""
         for name, bound in self._bounds.items():
@@ -482,8 +506,13 @@ class DecodingSession:
     def _tokens(self, new: int) -> str:
         return f"{self._length} cached and {new} new tokens"
 
-    def _hint(self, error: Exception, new: int) -> str:
-        """What may help where ONNX Runtime says that an index is too large, or refuses several tokens."""
+    def _hint(self, error: Exception, feeds: Mapping[str, Array], batch: int, new: int) -> str:
+        """What may help where inputs are of different batches, or ONNX Runtime says that an index is too large, or
+        refuses several tokens."""
+        others = [name for name, array in feeds.items() if array.ndim >= BY_SEQUENCE and array.shape[0] != batch]
+        if others:
+            told = " and ".join(f"'{name}' is of {feeds[name].shape[0]}" for name in others)
+            return f"; the step has a batch of {batch}, and {told}"
         if not OUT_OF_RANGE.search(str(error)):
             several = "; a file that was traced with one token takes one in each step, also those of a prompt"
             return several if new > 1 else ""
@@ -504,7 +533,7 @@ class DecodingSession:
             made = np.full([1] * rank, held)
         elif name == SWITCH:
             made = np.full([1] * rank, held > 0)
-        elif name == "attention_mask":
+        elif name == MASK:
             made = np.ones((batch, total))
             if name in self._last and self._last[name].shape == (batch, held):
                 made[:, :held] = self._last[name]

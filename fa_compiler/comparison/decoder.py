@@ -98,6 +98,35 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     return tuple(found[name] for name in given if name in found)
 
 
+def has_steps(model: onnx.ModelProto) -> bool:
+    """Is this a decoder whose steps can follow one another? A state has to be declared as large behind a step as before
+    it: the cache of a model that fixes its number of tokens is none."""
+    values = {info.name: info for info in (*model.graph.input, *model.graph.output)}
+    caches = caches_of(model)
+    states = [cache for cache in caches if cache.kind == "state"]
+    return bool(caches) and all(_columns(values[each.past]) == _columns(values[each.present]) for each in states)
+
+
+def _columns(info: onnx.ValueInfoProto) -> list[int | str]:
+    """The sizes behind the batch; an open one is its name."""
+    return [fixed_size(dim) or dim.dim_param for dim in info.type.tensor_type.shape.dim[1:]]
+
+
+def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:
+    """Does a model read of a mask only how many ones each row has, as the files of onnxruntime-genai's builder do?"""
+    names, is_summed = {mask}, False
+    for node in all_nodes(model.graph.node):  # in the order of a run
+        if names.isdisjoint(node.input):
+            continue
+        if node.op_type in ("Cast", "Identity"):
+            names |= set(node.output)
+        elif node.op_type == "ReduceSum":
+            is_summed = True
+        elif node.op_type != "Shape":
+            return False
+    return is_summed
+
+
 def handed_on(model: onnx.ModelProto) -> dict[str, str]:
     """The scalar inputs that the model only hands on as outputs, whose numbers nothing else reads.
 

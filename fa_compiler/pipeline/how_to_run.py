@@ -14,6 +14,7 @@ import onnx
 
 from fa_compiler import shell
 from fa_compiler.checks.operators import needs_library, without_kernel
+from fa_compiler.comparison.decoder import has_steps
 from fa_compiler.op_registry import DOMAIN, DOMAINS, collectives
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
@@ -108,7 +109,10 @@ def how_to_run_result(
     if options.target == "ort" and any(SHARED_CACHES in block.assumed for block in report.blocks):
         return _in_place(os.fspath(path), proto)
     how = how_to_run(path, options, proto, given)
-    return _step_by_step(how, os.fspath(path), proto) if report.possible_buffers else how
+    if report.possible_buffers:
+        return _step_by_step(how, os.fspath(path), proto, COPIED)
+    is_stepped = options.target == "ort" and metadata_of(proto, METADATA) is None and has_steps(proto)
+    return _step_by_step(how, os.fspath(path), proto) if is_stepped else how
 
 
 def _ready_made(proto: onnx.ModelProto) -> Counter[str]:
@@ -177,11 +181,12 @@ def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
     )
 
 
-def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto) -> HowToRun:
-    """How a decoder is run whose caches grow, and could be buffers."""
+def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto, told: str = "") -> HowToRun:
+    """How a decoder is run whose caches are no buffers: they grow, or are states. `told` is what to say of them."""
     own, *others = how.ways
     steps = Way("Python, with a session that holds the caches", _steps(path, proto))
-    return HowToRun(f"{how.needs}\n{COPIED}", (steps, Way(OWN_SESSION, own.lines), *others))
+    needs = f"{how.needs}\n{told}" if told else how.needs
+    return HowToRun(needs, (steps, Way(OWN_SESSION, own.lines), *others))
 
 
 def _steps(path: str, proto: onnx.ModelProto, room: str = "") -> tuple[str, ...]:

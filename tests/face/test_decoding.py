@@ -193,6 +193,41 @@ def test_a_padded_batch_goes_on_from_its_first_step() -> None:
     np.testing.assert_array_equal(left.step({"input_ids": ids})["logits"], fresh["logits"])
 
 
+@pytest.mark.parametrize("assumed", [None, "shared-caches", "separate-caches"])
+def test_a_model_that_counts_the_mask_takes_padding_behind_the_tokens(assumed: str | None) -> None:
+    """The files of onnxruntime-genai's builder read the first keys, as many as the mask has ones."""
+    model = genai.Decoder().model
+    if assumed is not None:
+        model = fa_compiler.optimize(model, assume=[assumed]).model
+    session = fa_compiler.DecodingSession(model)
+    alone = [
+        session.step({"input_ids": [[11, 3]]})["logits"][0, -1],
+        session.step({"input_ids": [[8]]})["logits"][0, 0],
+    ]
+    session.reset()
+    ids = np.array([[5, 9, 12, 40], [11, 3, 0, 0]])
+    behind = session.step({"input_ids": ids, "attention_mask": [[1, 1, 1, 1], [1, 1, 0, 0]]})["logits"][1, 1]
+    np.testing.assert_allclose(behind, alone[0], atol=1e-4)
+    np.testing.assert_allclose(session.step({"input_ids": [[2], [8]]})["logits"][1, 0], alone[1], atol=1e-4)
+    caches = session.caches
+    session.reset()
+    said = "reads of 'attention_mask' only how many ones each row has: pad the sequences of a batch behind"
+    for row in ([0, 0, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0]):
+        with pytest.raises(InputError, match=said):
+            session.step({"input_ids": ids, "attention_mask": [[1, 1, 1, 1], row]})
+    session.take_caches(caches)
+    with pytest.raises(InputError, match=said):
+        session.step({"input_ids": [[2], [8]], "attention_mask": [[1] * 6, [0, 0, 1, 1, 1, 1]]})
+
+
+def test_an_input_of_another_batch_is_named() -> None:
+    """ONNX Runtime's message names an index, or sizes of some product, and no input."""
+    session = fa_compiler.DecodingSession(merged())
+    encoder = np.zeros((2, 4, 16), np.float32)
+    with pytest.raises(InputError, match="fails in .*; the step has a batch of 3, and 'encoder' is of 2$"):
+        session.step({"input_ids": [[1], [2], [3]], "encoder": encoder})
+
+
 def test_the_caches_of_a_prompt_have_its_own_names() -> None:
     """transformers calls a present `cache.layers.0.keys`, and the past of the next file `input.cache.layers.0.keys`."""
     model = recurrent()

@@ -235,7 +235,9 @@ def test_a_file_with_shared_caches_is_run_by_a_decoding_session(tmp_path: Path) 
     exec("\n".join(how.ways[0].lines), found)
     assert found["outputs"]["logits"].shape == (1, 3, genai.WORDS)
     apart = fa_compiler.optimize(genai.Decoder().model, path, assume=["separate-caches"]).how_to_run
-    assert "DecodingSession" not in str(apart)
+    assert apart is not None and "as past and as present" not in apart.needs
+    exec("\n".join(apart.ways[0].lines), found)
+    assert found["outputs"]["logits"].shape == (1, 3, genai.WORDS) and found["session"].room is None
 
 
 def test_a_file_with_caches_in_place_is_run_by_a_decoding_session(tmp_path: Path) -> None:
@@ -290,6 +292,21 @@ def test_a_decoder_with_a_state_of_open_size_begins_with_the_caches_of_a_prompt(
     given: dict[str, Any] = {"outputs": outputs | {"present_conv": np.ones((1, 4, 3), np.float32)}}
     exec("\n".join(result.how_to_run.ways[0].lines), given)
     assert given["session"].length == 5 and given["session"].caches["past_conv"].shape == (1, 4, 3)
+
+
+def test_a_decoder_whose_caches_are_states_is_run_by_a_decoding_session(tmp_path: Path) -> None:
+    """They can be no buffers, whatever was asked for. A state of another size behind the step can have no next one."""
+    for size, in_place in (("columns", False), ("columns", True), (3, False)):
+        model = attention()
+        for name, columns in (("past_conv", 2 if size == 3 else size), ("present_conv", size)):
+            value = helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", 4, columns])
+            (model.graph.input if name == "past_conv" else model.graph.output).append(value)
+        widened = helper.make_node("Concat", ["past_conv", "past_conv"], ["present_conv"], axis=2)
+        model.graph.node.append(widened if size == 3 else helper.make_node("Neg", ["past_conv"], ["present_conv"]))
+        how = fa_compiler.optimize(model, tmp_path / "step.onnx", in_place_caches=in_place).how_to_run
+        assert how is not None and "--in-place-caches" not in how.needs
+        assert ("DecodingSession" in str(how)) == (size == "columns")
+        assert ("session.take_caches(outputs)" in how.ways[0].lines) == (size == "columns")
 
 
 def test_a_sharded_model_is_run_by_mpi(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
