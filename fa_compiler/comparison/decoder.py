@@ -98,20 +98,6 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     return tuple(found[name] for name in given if name in found)
 
 
-def has_steps(model: onnx.ModelProto) -> bool:
-    """Is this a decoder whose steps can follow one another? A state has to be declared as large behind a step as before
-    it: the cache of a model that fixes its number of tokens is none."""
-    values = {info.name: info for info in (*model.graph.input, *model.graph.output)}
-    caches = caches_of(model)
-    states = [cache for cache in caches if cache.kind == "state"]
-    return bool(caches) and all(_columns(values[each.past]) == _columns(values[each.present]) for each in states)
-
-
-def _columns(info: onnx.ValueInfoProto) -> list[int | str]:
-    """The sizes behind the batch; an open one is its name."""
-    return [fixed_size(dim) or dim.dim_param for dim in info.type.tensor_type.shape.dim[1:]]
-
-
 def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:
     """Does a model read of a mask only how many ones each row has, as the files of onnxruntime-genai's builder do?"""
     names, is_summed = {mask}, False

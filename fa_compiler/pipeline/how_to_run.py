@@ -14,7 +14,6 @@ import onnx
 
 from fa_compiler import shell
 from fa_compiler.checks.operators import needs_library, without_kernel
-from fa_compiler.comparison.decoder import has_steps
 from fa_compiler.op_registry import DOMAIN, DOMAINS, collectives
 from fa_compiler.op_registry.products import product
 from fa_compiler.op_registry.soc import soc_versions
@@ -23,7 +22,7 @@ from fa_compiler.passes.answer.option import options_of
 from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
-from fa_compiler.protos.cache_names import open_states
+from fa_compiler.protos.cache_names import has_steps, open_states
 from fa_compiler.protos.metadata import metadata_of
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 

@@ -57,6 +57,13 @@ def is_state(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> bool:
     return len(before) == STATE_AXES and all(before) and before == after
 
 
+def has_steps(model: onnx.ModelProto) -> bool:
+    """Is this a decoder whose steps can follow one another? A state has to be declared as large behind a step as before
+    it: the cache of a model that fixes its number of tokens is none."""
+    pairs = [(past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name)]
+    return bool(pairs) and all(_sizes(past) == _sizes(present) for past, present in pairs if is_state(past, present))
+
+
 def open_states(model: onnx.ModelProto) -> list[str]:
     """The inputs that are states whose size the model leaves open. Nothing can make them for a first step."""
     pairs = ((past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name))
