@@ -9,6 +9,7 @@ scores would not fit into the memory, as shorter ones tell, is given to both in 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,15 @@ from fa_compiler.protos.subgraphs import graph_inputs
 PART = 512
 """The tokens of one part of a prompt for which the memory is not enough at once."""
 
+PROBED = (512, 1024)
+"""The prompts whose memory tells of longer ones, where no measured ones do."""
+UNPROBED = 8192
+"""The longest prompt that is given at once where nothing is known of its memory: the longest default one."""
+
 STEPS = 32
 """The tokens behind the cached ones. Longer measurements begin again behind the cached ones."""
 MOST_ROUNDS = 32
+GIB = 1 << 30
 
 Arrays = dict[str, np.ndarray]
 
@@ -74,6 +81,20 @@ class Decoder:
         assert self.rows is not None and self.rows.axis is not None
         (info,) = (info for info in graph_inputs(self.proto) if info.name == self.rows.input)
         return fixed_size(info.type.tensor_type.shape.dim[self.rows.axis]) > 0
+
+    @property
+    def token_bytes(self) -> int:
+        """The bytes that the caches hold of one token, in all entries of the batch."""
+        dims = {info.name: info.type.tensor_type for info in graph_inputs(self.proto)}
+        return sum(
+            math.prod(
+                fixed_size(dim) or 1 for axis, dim in enumerate(dims[name].shape.dim) if axis not in (0, cache.axis)
+            )
+            * onnx.helper.tensor_dtype_to_np_dtype(dims[name].elem_type).itemsize
+            * self.batch
+            for name, cache in self.session.caches_by_input.items()
+            if cache.has_tokens
+        )
 
     def inputs(self, rows: int, past: int) -> Arrays:
         """Random inputs of a run, without those that the session holds or makes."""
@@ -143,6 +164,8 @@ class Steps:
     def fault(self, length: int) -> Exception | None:
         """Why the original does not take a step behind so many keys and STEPS more; None if it does."""
         original, total = self._pair[0], length + STEPS
+        if (lacking := self._lacking(length)) is not None:
+            return MemoryError(lacking)
         try:
             if original.takes_prompt:
                 original.begin(total, original.prompt(total, total))
@@ -156,6 +179,9 @@ class Steps:
     def measure(self, length: int, seconds: float, known: Sequence[Measure]) -> Measure | None:
         """Measure the prompt, and the steps behind it. `known` are the measures so far."""
         original, fused = self._pair
+        lacking = self._lacking(length)
+        if lacking is not None:
+            return Measure(length, fault=lacking)
         part = length if self._fits(length, known) else PART
         try:
             prompt = original.prompt(length, part)
@@ -179,8 +205,17 @@ class Steps:
         """
         whole = [each for each in known if each.decoded is not None and each.decoded.parts == 1]
         free = free_memory()
-        needed = foreseen(((each.length, each.original.memory) for each in whole if each.original is not None), length)
-        return free is None or 2 * needed < free
+        took = [(each.length, each.original.memory) for each in whole if each.original is not None]
+        if len(took) < len(PROBED) and length > UNPROBED:
+            took = [(probed, self._memory(0, probed, probed)) for probed in PROBED]
+        return free is None or 2 * foreseen(took, length) < free
+
+    def _lacking(self, length: int) -> str | None:
+        """Why the caches of so many tokens have no room in the memory: both models hold a past and a present."""
+        free, needed = free_memory(), 4 * self._pair[0].token_bytes * (length + STEPS)
+        if free is None or needed < free:
+            return None
+        return f"the caches of both models take {needed / GIB:.1f} GiB, and {free / GIB:.1f} GiB are free"
 
     def _take_prompt(self, length: int, prompt: Sequence[Arrays]) -> tuple[float, float] | None:
         """Begin, and return the milliseconds of the prompt in both. Only the second time counts."""

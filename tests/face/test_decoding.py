@@ -700,6 +700,23 @@ def test_a_prompt_in_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caps
     assert "caches: past_key_0 and 3 more" in shown
 
 
+@pytest.mark.usefixtures("memory_is_known")
+def test_a_length_for_which_the_memory_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches of 2 layers, each twice 2 heads of 16 numbers: 512 bytes of a token, in two models, behind and before.
+    A prompt of which nothing is known is tried in shorter ones."""
+    monkeypatch.setattr(steps, "free_memory", lambda: 1 << 30)
+    measured = fa_compiler.bench(harness.load(LLAMA), [10**7, 8], decode=True, seconds=0.01)
+    what = "the model does not run: the caches of both models take 19.1 GiB, and 1.0 GiB are free"
+    assert measured.faults == (f"10000000 cached keys: {what}",)
+    monkeypatch.setattr(steps, "UNPROBED", 7)
+    monkeypatch.setattr(steps, "PROBED", (4, 5))
+    monkeypatch.setattr(steps, "PART", 6)
+    for free, parts in ((200 << 20, 1), (100 << 20, 2)):
+        monkeypatch.setattr(steps, "free_memory", lambda free=free: free)
+        (only,) = fa_compiler.bench(harness.load(LLAMA), [8], decode=True, seconds=0.01).measures
+        assert only.decoded is not None and only.decoded.parts == parts
+
+
 def test_foreseen_memory() -> None:
     assert foreseen([], 16) == foreseen([(4, 100)], 16) == 0
     assert foreseen([(8, 164), (4, 116)], 16) == 356  # 100 bytes, and the square of the length
