@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fa_compiler.op_registry.errors import FaCompilerError, check_keywords, suggests_keywords
 
 __all__ = [
@@ -15,6 +17,10 @@ __all__ = [
 ]
 
 
+_CHECKED = re.compile(r"\S*[/\\]onnxruntime[/\\]\S+?\.(?:h|cc):\d+ (?:(?!\.(?:h|cc):\d).)*? was false\. (?=\S)")
+"""A check in ONNX Runtime's source, in front of what it says in words: the file, the function and the condition."""
+
+
 class InputError(FaCompilerError):
     """The input, an option or the path of the output is at fault. The text names the file or node."""
 
@@ -25,10 +31,10 @@ class InternalError(FaCompilerError):
 
 def one_line(error: BaseException) -> str:
     """The text of `error` on one line; messages of libraries often have several. That of the system for a file has its
-    name in front, and no number."""
+    name in front, and no number. That of ONNX Runtime is without its source."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    text = " ".join(str(error).split())
+    text = _CHECKED.sub("", " ".join(str(error).split()))
     return text or type(error).__name__
 
 
