@@ -17,8 +17,9 @@ __all__ = [
 ]
 
 
-_CHECKED = re.compile(r"\S*[/\\]onnxruntime[/\\]\S+?\.(?:h|cc):\d+ (?:(?!\.(?:h|cc):\d).)*? was false\. (?=\S)")
-"""A check in ONNX Runtime's source, in front of what it says in words: the file, the function and the condition."""
+_PLACE = r"\S*[/\\]onnxruntime[/\\]\S+?\.(?:h|cc):\d+ "
+_SOURCE = re.compile(rf"{_PLACE}(?:(?:(?!{_PLACE}).)*? was false\. |[^()]*\([^()]*\)(?: const)? )(?=\S)")
+"""What stands in front of ONNX Runtime's words: the file, the function, and the condition of a check."""
 
 
 class InputError(FaCompilerError):
@@ -34,7 +35,7 @@ def one_line(error: BaseException) -> str:
     name in front, and no number. That of ONNX Runtime is without its source."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    text = _CHECKED.sub("", " ".join(str(error).split()))
+    text = _SOURCE.sub("", " ".join(str(error).split()))
     return text or type(error).__name__
 
 
