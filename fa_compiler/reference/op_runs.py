@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import onnx
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
+from fa_compiler.errors import InputError
 from fa_compiler.op_registry import DOMAIN, OpSpec, bind_inputs, bind_outputs, get, variants
 from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
 from fa_compiler.reference.call import OPERATORS, Array, ReferenceInputError
@@ -87,6 +89,9 @@ def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> Refere
     It reads calls as ONNX Runtime does: a function of the model that is named like an operator which ONNX Runtime knows
     by itself is not called. Such a model cannot be evaluated if onnx has no reference of the operator. The functions of
     nodes that have a reference here are not called either.
+
+    Raises:
+        InputError: a file or bytes are no ONNX model.
     """
     proto = _loaded(model)
     versions = {_domain(opset.domain): opset.version for opset in proto.opset_import}
@@ -102,7 +107,11 @@ def evaluator(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> Refere
 def _loaded(model: onnx.ModelProto | str | os.PathLike[str] | bytes) -> onnx.ModelProto:
     if isinstance(model, onnx.ModelProto):
         return model
-    return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
+    try:
+        return onnx.load_model_from_string(model) if isinstance(model, bytes) else onnx.load(os.fspath(model))
+    except DecodeError:
+        name = "the model" if isinstance(model, bytes) else os.fspath(model)
+        raise InputError(f"{name} is no ONNX model") from None
 
 
 def _is_shadowed(function: onnx.FunctionProto, versions: Mapping[str, int]) -> bool:

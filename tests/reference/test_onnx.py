@@ -1,5 +1,7 @@
 """ONNX models with nodes of the domain `ascend` in onnx.reference."""
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -8,6 +10,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 
 from fa_compiler import reference
+from fa_compiler.errors import InputError
 
 from .naive import causal_constant, random
 
@@ -162,3 +165,12 @@ def test_elements_are_gathered_from_data_of_another_size() -> None:
     np.testing.assert_array_equal(got, [[3, 11, 0], [14, 14, 23]])
     (one,) = reference.evaluator(onnx.parser.parse_model(text)).run(None, {"d": rows, "i": indices[:1]})
     np.testing.assert_array_equal(one, [[3, 11, 0]])
+
+
+def test_what_is_no_model(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text("<html></html>")
+    with pytest.raises(InputError, match="page.html is no ONNX model"):
+        reference.evaluator(page)
+    with pytest.raises(InputError, match="the model is no ONNX model"):
+        reference.evaluator(b"<html></html>")
