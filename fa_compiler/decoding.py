@@ -467,7 +467,8 @@ class DecodingSession:
             raise InputError(f"'{name}' has the shape {list(array.shape)}; {wanted}{_LEFT_OUT}{hint}")
 
     def _check_padding(self, feeds: Mapping[str, Array]) -> None:
-        """Raise InputError for padding in front of tokens, if the model takes the first keys for those of the tokens.
+        """Raise InputError for padding in front of tokens, and for padding behind cached ones, if the model takes the
+        first keys for those of the tokens.
 
         Behind a prompt with padding after its tokens, such a model writes in place of the padding. The mask then has
         zeros before the ones of later steps: what an earlier step was given is not looked at again.
@@ -482,6 +483,11 @@ class DecodingSession:
             raise InputError(
                 f"{self.name} reads of '{MASK}' only how many ones each row has: pad the sequences of a batch behind "
                 "their tokens, not in front of them"
+            )
+        if self._length and not mask[:, self._length :].all():
+            raise InputError(
+                f"{self.name} reads of '{MASK}' only how many ones each row has, and would write in place of cached "
+                "tokens: behind these each row has ones for all new tokens, also that of a sequence that has ended"
             )
 
     def _check_indices(self, feeds: Mapping[str, Array], new: int) -> None:

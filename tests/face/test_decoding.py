@@ -209,6 +209,10 @@ def test_a_model_that_counts_the_mask_takes_padding_behind_the_tokens(assumed: s
     behind = session.step({"input_ids": ids, "attention_mask": [[1, 1, 1, 1], [1, 1, 0, 0]]})["logits"][1, 1]
     np.testing.assert_allclose(behind, alone[0], atol=1e-4)
     np.testing.assert_allclose(session.step({"input_ids": [[2], [8]]})["logits"][1, 0], alone[1], atol=1e-4)
+    for new, row in ((1, [1, 1, 0, 0, 1, 0]), (2, [1, 1, 0, 0, 1, 1, 0])):
+        given = {"input_ids": np.ones((2, new), int), "attention_mask": [[1] * len(row), row]}
+        with pytest.raises(InputError, match="behind these each row has ones for all new tokens"):
+            session.step(given)
     caches = session.caches
     session.reset()
     said = "reads of 'attention_mask' only how many ones each row has: pad the sequences of a batch behind"
