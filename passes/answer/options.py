@@ -61,6 +61,7 @@ ASSUMPTIONS = {
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""
 FINITE_SCORES_HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
+FINITE_STATES_HINT = f"--assume {FINITE_SCORES} if query, key, value, state and decay are finite"
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 """What the user can do where only what a fully masked row gives stands in the way."""
 ALONE = "fuse attention alone: leave the norms, gated products and rotary positions around it"

@@ -130,6 +130,11 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
     numbers = tensor.powers() if operand.logarithmic else tensor.numbers()
     if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
         return None
+    return arranged_as(numbers, operand, sizes)
+
+
+def arranged_as(numbers: np.ndarray, operand: Operand, sizes: Sizes) -> np.ndarray | None:
+    """Numbers whose axes lie as an operand says, with the axes in the usual order; None where they do not fit."""
     own = own_sizes(operand, sizes)
     if set(own) != set(operand.order) or not has_order(numbers.shape, operand.order, own):
         return None
