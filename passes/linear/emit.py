@@ -99,8 +99,8 @@ class Emitter:
         chosen = producer(self.match.chosen)
         if chosen is not None and not options.takes_scores_as_finite:
             reason = (
-                "at some tokens a Where sets its state to 0, whatever it was; the operator multiplies the state by 0, so "
-                "that NaN and infinity stay NaN"
+                "at some tokens a Where sets its state or decay to 0, which also ends NaN and infinity; the operator "
+                "multiplies the state by 0, which does not"
             )
             hint = f"{FINITE_STATES_HINT}, or multiply the state by 0 or 1 in the model"
             raise Decline(Code.LINEAR, reason, chosen, hint)
@@ -331,8 +331,8 @@ class Emitter:
         ends = [builder.constant(np.array(end, np.float32), "decay") for end in (-np.inf, 0.0)]
         logs = builder.where(self._truth(reset.truth), *(ends[::-1] if reset.is_kept else ends))
         batch, sizes = "b" if reset.operand.has_batch else "", rows_of(reset.operand, self.match.sizes)
-        shape = self.match.shapes[reset.operand.value]
-        rows = self._arranged(builder.cast(logs, self._dtype), shape, reset.operand.order, [batch, "t", "h"], sizes)
+        made, wanted = builder.cast(logs, self._dtype), [batch, "t", "h"]
+        rows = self._arranged(made, reset.shape, reset.operand.order, wanted, sizes)
         if decay is None:
             return self._expanded(rows, query, heads)
         if reset.operand.heads > 1 and self.match.decay_width != heads:

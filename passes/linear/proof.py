@@ -24,7 +24,16 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import all_nodes, inputs_of, is_op, producer, reached, subgraphs, values_read
+from fa_compiler.passes.ir.nodes import (
+    all_nodes,
+    inputs_of,
+    is_op,
+    producer,
+    reached,
+    subgraphs,
+    values_read,
+    without_none,
+)
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
@@ -273,20 +282,20 @@ class Prover:
         single = (found.query, found.key, found.value, found.state, found.decay, found.factor)
         operands = (*single, *correction, *outputs, *states)
         shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
-        if found.reset is not None and (truth := found.reset.truth.at(point)) is not None:
-            shapes[found.reset.truth.source] = truth.shape
         is_open = {
             "b": self._differs(found.output.value, self.batch, self.tokens),
             "t": self._differs(found.output.value, self.tokens, self.batch),
         }
-        results = [each.value for each in (*outputs, *states)]
-        given = {each.value for each in operands if each is not None} - {*results}
+        results = [*(output.value for output in outputs), *(state.value for state in states)]
+        given = {*shapes} - {*results}
         if found.reset is not None:
             given.add(found.reset.truth.source)
         chosen = self._chosen(results, given, point)
         return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open, chosen)
 
-    def _chosen(self, results: Iterable[ir.Value], operands: Collection[ir.Value], point: Evaluation) -> ir.Value | None:
+    def _chosen(
+        self, results: Iterable[ir.Value], operands: Collection[ir.Value], point: Evaluation
+    ) -> ir.Value | None:
         """What is chosen by truth values between the operands and the results; None where nothing is."""
 
         def sources(value: ir.Value) -> list[ir.Value]:
@@ -295,13 +304,9 @@ class Prover:
 
         if not point.choices:
             return None
-        for value in reached(results, sources):
-            node = None if value in operands else value.producer()
-            inner = [] if node is None else [each for graph in subgraphs(node) for each in all_nodes(graph)]
-            found = next((each for each in (node, *inner) if each in point.choices), None)
-            if found is not None:
-                return found.outputs[0]
-        return None
+        makers = without_none(value.producer() for value in reached(results, sources) if value not in operands)
+        inner = (node for maker in makers for graph in subgraphs(maker) for node in all_nodes(graph))
+        return next((node.outputs[0] for node in (*makers, *inner) if node in point.choices), None)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
         """Does the number of elements differ with the sizes of these names, as far as that is known?"""

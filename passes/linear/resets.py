@@ -19,7 +19,7 @@ constants, is only fused where all numbers are finite (emit.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 
@@ -72,6 +72,8 @@ class Reset:
     truth: Truth
     operand: Operand
     is_kept: bool
+    shape: tuple[int, ...]
+    """Of the truth values at the first point."""
 
 
 def read_reset(reset: Reset, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
@@ -86,13 +88,26 @@ def read_reset(reset: Reset, point: Evaluation, sizes: Sizes) -> np.ndarray | No
 
 
 def truths_of(region: Region, info: ShapeInfo) -> list[Truth]:
-    """The truth values by which something in a region, or in a body of it, is chosen or multiplied."""
+    """The truth values by which the states of a region may be reset."""
     bodies = [graph for node in region.nodes for graph in subgraphs(node)]
-    nodes = [*region.nodes, *(node for graph in bodies for node in all_nodes(graph))]
-    owners = {graph: node for node in nodes for graph in subgraphs(node)}
-    read = without_none(node.inputs[0] for node in nodes if is_op(node, "Where", "Not", "Cast"))
-    found = (truth for value in dict.fromkeys(read) if info.dtype(value) == ir.DataType.BOOL for truth in _chains(value, owners))
+    inner = [node for graph in bodies for node in all_nodes(graph)]
+    owners = {graph: node for node in (*region.nodes, *inner) for graph in subgraphs(node)}
+    uses = [node for node in region.nodes if _may_reset(node, region.depth, info)]
+    uses += [node for node in inner if _may_reset(node, lambda _: 1, info)]
+    read = dict.fromkeys(without_none(node.inputs[0] for node in uses))
+    found = (truth for value in read for truth in _chains(value, owners) if not region.depth(truth.source))
     return [*islice(dict.fromkeys(found), MOST_TRUTHS)]
+
+
+def _may_reset(node: ir.Node, depth: Callable[[ir.Value], int], info: ShapeInfo) -> bool:
+    """Does a node choose by truth values what may be a state, or make factors of them? What it chooses from two
+    operands is an operand."""
+    if is_op(node, "Cast"):
+        return info.dtype(node.inputs[0]) == ir.DataType.BOOL  # 2
+    if not is_op(node, "Where"):
+        return False
+    varying = [value for value in node.inputs[1:] if value is not None and single(value) is None]
+    return len(varying) < 2 or any(map(depth, varying))  # 2, 1
 
 
 def _chains(value: ir.Value | None, owners: Mapping[ir.Graph, ir.Node]) -> Iterator[Truth]:

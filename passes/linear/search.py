@@ -325,7 +325,9 @@ class Search:
             return
         self.work += firsts.size
         without_state = firsts.fitting(None, self.scales)
-        for (state, first), (decay, reset, power) in product(self._states(sizes), choices.decays):  # 3, 4 and 8: or none
+        for (state, first), (decay, reset, power) in product(
+            self._states(sizes), choices.decays
+        ):  # 3, 4 and 8: or none
             if first is None and sizes.tokens == 1:  # what 0 decays by does not show, but for NaN and infinity
                 continue
             fits = without_state
@@ -400,7 +402,7 @@ class Search:
                 continue
             operand = Operand(truth.source, "", heads, has_batch=has_batch)
             for order, is_kept in product(orders(tensor.shape, rows_of(operand, sizes)), (False, True)):
-                reset = Reset(truth, replace(operand, order=order), is_kept)
+                reset = Reset(truth, replace(operand, order=order), is_kept, tensor.shape)
                 kept = read_reset(reset, self.point, sizes)
                 if kept is not None:
                     shown = kept[:, _shown(sizes.tokens)]
