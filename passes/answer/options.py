@@ -48,10 +48,12 @@ ASSUMPTIONS = {
     EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
-    FINITE_SCORES: "query, key and value are finite: a NaN guard has no work, and a difference or sum of probabilities "
-    "times values becomes that of two products (assumed for every target but ort)",
-    NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard, or a "
-    "difference or sum of probabilities, is a reason to decline",
+    FINITE_SCORES: "query, key and value are finite, and so are the states and decays of linear attention: a NaN guard "
+    "has no work, a difference or sum of probabilities times values becomes that of two products, and a state that a "
+    "Where resets is multiplied by 0 (assumed for every target but ort)",
+    NON_FINITE_SCORES: "query, key or value may be NaN or infinite, or a state or decay of linear attention: for every "
+    "target but ort, a NaN guard, a difference or sum of probabilities, or a Where that resets a state, is a reason to "
+    "decline",
     ANY_LENGTH: "a linear attention that was exported with a fixed number of chunks is meant for every length",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32, and linear "
     "attention in bfloat16",

@@ -13,6 +13,8 @@ import pytest
 
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.options import FINITE_SCORES, Target
+from tests.linear_composer import LOW_RANK, Model, Recipe
+from tests.linear_composer import feeds as composed_feeds
 from tests.passes import running
 from tests.passes.running import assert_same, fused, parse, run
 
@@ -421,3 +423,16 @@ def test_equal_layers() -> None:
     other = {**inputs, "r0": 1 - inputs["r0"]}
     given = {f"{prefix}{name}": array for prefix, each in (("a", inputs), ("b", other)) for name, array in each.items()}
     assert_computes(result, given, [*reference(inputs, "scan"), *reference(other, "scan")])
+
+
+@pytest.mark.parametrize("form", ["scan", "loop", "unrolled"])
+@pytest.mark.parametrize("rule", LOW_RANK)
+def test_corrections_of_rank_one(form: str, rule: str) -> None:
+    """One that reads the state after the decay reads the one that is reset. One that reads the state before the decay
+    does so in the operator before the reset, too, and is left."""
+    proto = Model(Recipe(form, rule, reset="factor", sizes=(2, 2, 4, 6))).proto()
+    result, report = fused(proto)
+    assert report.count("fused") == (rule == "general")
+    for tokens in (5,) if form == "unrolled" else (1, 26):
+        inputs = composed_feeds(proto, {"T": tokens})
+        assert_computes(result, inputs, [each.astype(np.float64) for each in run(proto, inputs)])
