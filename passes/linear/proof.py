@@ -140,8 +140,8 @@ class Prover:
     inputs: InputSizes
     """Of the graph of the region."""
     powers: Powers = field(default_factory=Powers)
-    work: list[int] = field(default_factory=lambda: [0])
-    """What the searches at all points have cost."""
+    work: list[int] = field(default_factory=lambda: [0, 0])
+    """What the searches at all points have cost: those without resets, and those with them."""
     unknown: frozenset[ir.Value] = frozenset()
     """Constants that may hold any numbers."""
     batch: Sequence[str] = ()
@@ -151,7 +151,7 @@ class Prover:
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        provers = (replace(self, batch=batch, tokens=tokens, work=[0]) for batch, tokens in self.open_sizes())
+        provers = (replace(self, batch=batch, tokens=tokens, work=[0, 0]) for batch, tokens in self.open_sizes())
         return next((match for prover in provers if (match := prover._proven()) is not None), None)
 
     def _proven(self) -> LinearMatch | None:
@@ -256,7 +256,7 @@ class Prover:
         values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
         values |= dict.fromkeys(self.powers.tables, 1)
         results = [value for value in self._downstream if _is_tensor(value, point)]
-        search = Search(point, values, self.work[0], may_be_corrected, truths)
+        search = Search(point, values, self.work[bool(truths)], may_be_corrected, truths)
         for found, sizes in search.find(results):
             outcome = _outcome(found, point, sizes)
             if outcome is None:
@@ -267,7 +267,7 @@ class Prover:
                 continue
             if truths or match.chosen is None:
                 return match
-        self.work[0] = search.work
+        self.work[bool(truths)] = search.work
         return None
 
     def _match(

@@ -119,7 +119,7 @@ def _chains(value: ir.Value | None, owners: Mapping[ir.Graph, ir.Node]) -> Itera
             yield Truth(value, tuple(reversed(steps)))  # 3
         if node is None:
             value = _scanned(value, owners)
-        elif is_op(node, *MOVES):
+        elif is_op(node, *MOVES, "Split"):
             value = node.inputs[0]
         else:
             varying = [each for each in node.inputs if single(each) is None]
