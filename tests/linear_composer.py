@@ -55,6 +55,9 @@ class Change:
     """Does each value dimension decay by a number of its own, that of a key dimension?"""
     turned: bool = False
     """Is the state transposed between two tokens?"""
+    reset: str = ""
+    """What a reset does otherwise: `half` (half of the state stays), `turned` (the others are reset), or `late` (the
+    state becomes 0 behind the token)."""
     # In the order of tokens and heads.
     shifted: str = ""
     """The operand that is taken from the token before."""
@@ -124,6 +127,9 @@ class Recipe:
     """Is a correction of rank one subtracted?"""
     is_gated: bool = False
     """Is r times p written, element by element, instead of p?"""
+    reset: str = ""
+    """How a state becomes 0 in front of some tokens of a head, in the forms of tokens: by a `factor` of 0, or as 0 is
+    `chosen`."""
     turn: int = 77
     """The number of tokens at which the change `turns` shows."""
 
@@ -200,8 +206,8 @@ class Nodes:
 
 
 Operands = Mapping[str, str]
-"""The values q, k, v, d (a decay as a power, or a number), b (beta), p and r (of a correction), by these names; absent
-ones are missing."""
+"""The values q, k, v, d (a decay as a power, or a number), b (beta), p and r (of a correction), and z (is the state
+reset?), by these names; absent ones are missing."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +221,8 @@ class TokenMaker:
         """The output of a token, [B,H,Dv], and the state after it."""
         nodes = self.nodes
         power = self._power(given, change)
+        if change.reset != "late":
+            state = self._reset(state, given)
         decayed = state if power is None or change.decay in ("after", "none") else nodes.op("Mul", state, power)
         if change.decay == "twice" and power is not None:
             decayed = nodes.op("Mul", decayed, power)
@@ -234,7 +242,25 @@ class TokenMaker:
         output = self.read(given[change.read_key], read)
         if change.decay == "after" and power is not None:
             new = nodes.op("Mul", new, power)
+        if change.reset == "late":
+            new = self._reset(new, given)
         return self._scaled(output), self._changed(new, change)
+
+    def _reset(self, state: str, given: Operands) -> str:
+        """A state that is 0 where a token resets it."""
+        if "z" not in given:
+            return state
+        nodes, change = self.nodes, self.recipe.change.reset
+        truth, zero, one = nodes.unit(given["z"], 2, 3), nodes.number(0.0), nodes.number(1.0)
+        if change == "turned":
+            truth = nodes.op("Not", truth)
+        if self.recipe.reset == "chosen":
+            left = nodes.op("Mul", state, nodes.number(0.5)) if change == "half" else zero
+            return nodes.op("Where", truth, left, state)
+        factor = nodes.op("Sub", one, nodes.op("Cast", truth, to=FLOAT))
+        if change == "half":
+            factor = nodes.op("Where", truth, nodes.number(0.5), one)
+        return nodes.op("Mul", state, factor)
 
     def _power(self, given: Operands, change: Change) -> str | None:
         """What the state is multiplied with."""
@@ -331,7 +357,7 @@ class Model:
         output = self._turned(output)
         nodes.made.append(helper.make_node("Identity", [self._left(output)], ["o"]))
         nodes.made.append(helper.make_node("Identity", [last], ["s"]))
-        inputs = [helper.make_tensor_value_info(name, FLOAT, shape) for name, shape in self._shapes.items()]
+        inputs = [helper.make_tensor_value_info(name, _type_of(name), shape) for name, shape in self._shapes.items()]
         outputs = [helper.make_tensor_value_info("o", FLOAT, self._shape_of("v"))]
         outputs.append(helper.make_tensor_value_info("s", FLOAT, self._state_shape))
         graph = helper.make_graph(nodes.made, "composed", inputs, outputs)
@@ -353,13 +379,14 @@ class Model:
         recipe = self.recipe
         names = ["q", "k", "v", *(["g"] if recipe.has_decay else []), *(["b"] if recipe.is_delta else [])]
         names += ["p", "r"] if recipe.is_low_rank else []
+        names += ["z"] if recipe.reset else []
         shapes = {name: self._shape_of(name) for name in names}
         return shapes | ({"s0": self._state_shape} if recipe.has_state else {})
 
     def _width(self, name: str) -> int:
         """The last size of an operand; 0 for none."""
         _, _, key, value = self.recipe.sizes
-        return {"v": value, "b": 0, "g": key if self.recipe.by_key else 0}.get(name, key)
+        return {"v": value, "b": 0, "z": 0, "g": key if self.recipe.by_key else 0}.get(name, key)
 
     def _heads(self, name: str) -> int:
         return self.recipe.key_heads or self.recipe.sizes[1] if name in "qk" else self.recipe.sizes[1]
@@ -545,9 +572,16 @@ def _late(change: Change) -> Change:
 
 
 def _graph(nodes: Nodes, inputs: Sequence[str], outputs: Sequence[str]) -> onnx.GraphProto:
-    """A body of floats."""
-    infos = [[helper.make_tensor_value_info(name, FLOAT, None) for name in names] for names in (inputs, outputs)]
-    return helper.make_graph(nodes.made, nodes.prefix, *infos)
+    """A body."""
+    given, made = (
+        [helper.make_tensor_value_info(name, _type_of(name), None) for name in names] for names in (inputs, outputs)
+    )
+    return helper.make_graph(nodes.made, nodes.prefix, given, made)
+
+
+def _type_of(name: str) -> int:
+    """The type of an input: z holds truth values."""
+    return TensorProto.BOOL if name.rpartition("_")[2] == "z" else FLOAT
 
 
 @dataclass(frozen=True)
@@ -730,5 +764,5 @@ def feeds(model: onnx.ModelProto, sizes: Mapping[str, int], seed: int = 0) -> di
             numbers = -rng.uniform(0, 0.5, shape)
         if value.name == "b":
             numbers = rng.uniform(0.2, 1, shape)
-        made[value.name] = numbers.astype(np.float32)
+        made[value.name] = numbers > 0.3 if value.name == "z" else numbers.astype(np.float32)
     return made

@@ -48,10 +48,12 @@ ASSUMPTIONS = {
     EMPTY_BIAS: "the device takes a bias of no elements for none (route npu of `fa-compiler atc`)",
     SEPARATE_CACHES: "past and present of a GroupQueryAttention are buffers of their own, as in every Session.run",
     SHARED_CACHES: "past and present of a GroupQueryAttention are one buffer, bound as input and as output",
-    FINITE_SCORES: "query, key and value are finite: a NaN guard has no work, and a difference or sum of probabilities "
-    "times values becomes that of two products (assumed for every target but ort)",
-    NON_FINITE_SCORES: "query, key or value may be NaN or infinite: for every target but ort, a NaN guard, or a "
-    "difference or sum of probabilities, is a reason to decline",
+    FINITE_SCORES: "query, key and value are finite, and so are the states and decays of linear attention: a NaN guard "
+    "has no work, a difference or sum of probabilities times values becomes that of two products, and a state that a "
+    "Where resets is multiplied by 0 (assumed for every target but ort)",
+    NON_FINITE_SCORES: "query, key or value may be NaN or infinite, or a state or decay of linear attention: for every "
+    "target but ort, a NaN guard, a difference or sum of probabilities, or a Where that resets a state, is a reason to "
+    "decline",
     ANY_LENGTH: "a linear attention that was exported with a fixed number of chunks is meant for every length",
     HALF_ATTENTION: "attention may be computed in float16, where the product has no operator for float32, and linear "
     "attention in bfloat16",
@@ -61,6 +63,7 @@ ASSUMPTIONS = {
 }
 """The words that `--assume` takes, and the sentence that each of them stands for."""
 FINITE_SCORES_HINT = f"--assume {FINITE_SCORES} if query, key and value are finite"
+FINITE_STATES_HINT = f"--assume {FINITE_SCORES} if query, key, value, state and decay are finite"
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 """What the user can do where only what a fully masked row gives stands in the way."""
 ALONE = "fuse attention alone: leave the norms, gated products and rotary positions around it"

@@ -96,18 +96,25 @@ def _whole(value: ir.Value) -> ir.Value:
 
 def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
     """The operands that hold the same numbers as the result, but for their places and a scale, and the others of a
-    product."""
+    product. What a Where chooses beside one number, such as a first state that is reset, is a product."""
     given = inputs_of(node)
     if is_op(node, *MOVERS):
         return given[:1], []
     if is_op(node, "Mul", "Div") and any(map(_is_single, given)):
         return [operand for operand in given if not _is_single(operand)], []
+    if is_op(node, "Where"):
+        chosen = [value for value in given[1:] if not _is_filler(value)]
+        return [], chosen if len(chosen) == 1 else []
     return [], given if is_op(node, *ARITHMETIC) else []
 
 
 def _is_single(value: ir.Value) -> bool:
     array = constant(value, limit=1)
     return array is not None and array.size == 1
+
+
+def _is_filler(value: ir.Value) -> bool:
+    return _is_single(value) or is_op(value.producer(), "ConstantOfShape")
 
 
 def downstream(region: Region) -> list[ir.Value]:
@@ -130,6 +137,11 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
     numbers = tensor.powers() if operand.logarithmic else tensor.numbers()
     if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
         return None
+    return arranged_as(numbers, operand, sizes)
+
+
+def arranged_as(numbers: np.ndarray, operand: Operand, sizes: Sizes) -> np.ndarray | None:
+    """Numbers whose axes lie as an operand says, with the axes in the usual order; None where they do not fit."""
     own = own_sizes(operand, sizes)
     if set(own) != set(operand.order) or not has_order(numbers.shape, operand.order, own):
         return None

@@ -12,17 +12,18 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
-from fa_compiler.passes.answer.options import ANY_LENGTH, Target
+from fa_compiler.passes.answer.options import ANY_LENGTH, FINITE_STATES_HINT, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, producer
 from fa_compiler.passes.linear.arrangement import axes_of_dims
-from fa_compiler.passes.linear.candidates import Operand, own_sizes
+from fa_compiler.passes.linear.candidates import Operand, own_sizes, rows_of
 from fa_compiler.passes.linear.corrections import Correction
 from fa_compiler.passes.linear.operators import holds
 from fa_compiler.passes.linear.proof import LinearMatch
+from fa_compiler.passes.linear.resets import Reset, Truth, single
 from fa_compiler.passes.linear.search import State
 from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.values.facts import Facts
@@ -51,7 +52,7 @@ class Emitter:
 
     def emit(self, facts: Facts) -> Emitted:
         """The operator of the target. Raises Decline."""
-        call = self._call(facts.options.target)
+        call = self._call(facts)
         made = operator_of(call, facts, self.builder)
         output, state = made.output, made.present_state
         for name, result in (("output", output), ("present_state", state)):
@@ -67,13 +68,15 @@ class Emitter:
             pairs += [(each.value, self._as_state(state, each)) for each in self.match.states]
         return Emitted(call, made, pairs)
 
-    def _call(self, target: Target) -> LinearCall:
+    def _call(self, facts: Facts) -> LinearCall:
         """What the operator computes of which values, which are in the graph then. Raises Decline."""
-        found, heads = self.match.found, self.match.sizes.heads
+        found, heads, target = self.match.found, self.match.sizes.heads, facts.options.target
         if target == "ascend" and not (self.match.lengths.are_all or self.is_any_length):
             reason = f"the file is right where the tokens are {self.match.lengths}, and a device refuses no others"
             hint = f"--assume {ANY_LENGTH} if it is meant for every number; or export it with a fixed number of tokens"
             raise Decline(Code.SHAPE, reason, self.node, hint)
+        if found.reset is not None:
+            self._check_reset(facts.options)
         repeats = target == "onnx" or (target == "ascend" and found.query.heads != found.key.heads)
         query = self._guarded(self._tokens(found.query, heads if repeats else found.query.heads))
         key = self._tokens(found.key, heads if repeats else found.key.heads)
@@ -82,12 +85,28 @@ class Emitter:
             inputs["past_state"] = self._state(found.state)
         if found.decay is not None:
             inputs["decay"] = self._decay(found.decay, query)
+        if found.reset is not None:
+            inputs["decay"] = self._with_reset(found.reset, inputs.get("decay"), query)
         if found.is_delta:
             inputs["beta"] = self._ones(query) if found.factor is None else self._rows(found.factor, query)
         if found.correction is not None:
             inputs |= self._correction(found.correction)
         counts = (heads if repeats else found.query.heads, heads)
         return LinearCall(self.node, inputs, counts, self.match.rule, self._scale, bool(self.match.states))
+
+    def _check_reset(self, options: Options) -> None:
+        """Decline a reset that the operator does not compute as the file does."""
+        chosen = producer(self.match.chosen)
+        if chosen is not None and not options.takes_scores_as_finite:
+            reason = (
+                "at some tokens a Where sets its state or decay to 0, which also ends NaN and infinity; the operator "
+                "multiplies the state by 0, which does not"
+            )
+            hint = f"{FINITE_STATES_HINT}, or multiply the state by 0 or 1 in the model"
+            raise Decline(Code.LINEAR, reason, chosen, hint)
+        if options.target == "ascend":
+            reason = "at some tokens its state becomes 0, which is a log decay of minus infinity, and CANN's takes none"
+            raise Decline(Code.ILLEGAL, reason, self.node, "--target ort of optimize has an operator for it")
 
     @property
     def _scale(self) -> float:
@@ -304,6 +323,32 @@ class Emitter:
             self.match.shapes.setdefault(power, self.match.shapes[operand.value])
             return self._rows(replace(operand, value=power, logarithmic=True), query)
         return self.builder.op("Log", [self._rows(operand, query)])
+
+    def _with_reset(self, reset: Reset, decay: ir.Value | None, query: ir.Value) -> ir.Value:
+        """The logarithm of a decay, or of none, plus minus infinity where a state is reset. So a decay that is NaN or
+        infinite stays NaN there, as its product with 0 is."""
+        builder, heads = self.builder, self.match.sizes.heads
+        ends = [builder.constant(np.array(end, np.float32), "decay") for end in (-np.inf, 0.0)]
+        logs = builder.where(self._truth(reset.truth), *(ends[::-1] if reset.is_kept else ends))
+        batch, sizes = "b" if reset.operand.has_batch else "", rows_of(reset.operand, self.match.sizes)
+        made, wanted = builder.cast(logs, self._dtype), [batch, "t", "h"]
+        rows = self._arranged(made, reset.shape, reset.operand.order, wanted, sizes)
+        if decay is None:
+            return self._expanded(rows, query, heads)
+        if reset.operand.heads > 1 and self.match.decay_width != heads:
+            size = self.match.sizes.key
+            rows = builder.expand(builder.unsqueeze(rows, [3]), builder.ints([1, 1, 1, size]))
+            rows = builder.reshape(rows, [0, 0, heads * size])
+        return builder.add(decay, rows)
+
+    def _truth(self, truth: Truth) -> ir.Value:
+        """Truth values in front of the operator, also where they are made in a loop."""
+        value = truth.source
+        for node in truth.steps:
+            arrays = map(single, node.inputs)
+            inputs = [value if array is None else self.builder.constant(array, "number") for array in arrays]
+            value = self.builder.again(node, inputs)
+        return value
 
     def _as(self, output: ir.Value, operand: Operand) -> ir.Value:
         """The output in the arrangement of the value that it replaces."""

@@ -90,7 +90,8 @@ def _proven_together(members: Sequence[_Member]) -> Iterator[tuple[int, LinearMa
         first = members[0]
         differing = zip(*(member.form.contents for member in members), strict=True)
         unknown = frozenset(first.form.values[each[0][0]] for each in differing if len(set(each)) > 1)
-        if (match := dataclasses.replace(first.prover, unknown=unknown, powers=Powers(), work=[0]).prove()) is not None:
+        prover = dataclasses.replace(first.prover, unknown=unknown, powers=Powers(), work=[0, 0])
+        if (match := prover.prove()) is not None:
             yield from _carried(match, members)
             return
     for equal in by_content.values():  # 1: the same content

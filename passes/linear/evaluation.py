@@ -26,7 +26,7 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import ROUGH, Meetings, names_of
-from fa_compiler.passes.linear.operators import SUMS, evaluated
+from fa_compiler.passes.linear.operators import SUMS, chooses, evaluated
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -96,6 +96,8 @@ class Evaluation:
     """The most iterations of each loop."""
     repeated: dict[ir.Node, int] = field(default_factory=dict)
     """The iterations of each loop in a body when it ran first."""
+    choices: set[ir.Node] = field(default_factory=set)
+    """The nodes that choose by truth values that differ from run to run, other than one of two finite constants."""
     depth: int = 0
     """In how many bodies the node is that is evaluated now."""
     begun: dict[ir.Graph, dict[ir.Value, tuple[int, np.ndarray]]] = field(default_factory=dict)
@@ -181,6 +183,8 @@ class Evaluation:
         if self.meetings is not None:
             self.meetings.add(node, operands)
         self._expect_small(node, operands)
+        if chooses(node, operands):
+            self.choices.add(node)
         dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
         with_sums = not self.exponents.isdisjoint(node.outputs)
         try:

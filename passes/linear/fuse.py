@@ -3,12 +3,13 @@ matching/linear_attention.py to name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, attempt, label
-from fa_compiler.passes.answer.options import ANY_LENGTH
+from fa_compiler.passes.answer.options import ANY_LENGTH, FINITE_SCORES
 from fa_compiler.passes.answer.report import Block
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
@@ -84,9 +85,17 @@ def _fused(
         layout=made.operator.layout,
         heads=made.call.heads,
         rule=rule_in_words(match.rule, match.decay_width, match.sizes.heads),
-        assumed=(*made.operator.assumed, *((ANY_LENGTH,) if is_any_length and not match.lengths.are_all else ())),
+        assumed=(*made.operator.assumed, *_assumed(match, is_any_length)),
     )
     return FusedLinear(node, block, _lengths_in_words(anchor, match, is_any_length), _members(match))
+
+
+def _assumed(match: LinearMatch, is_any_length: bool) -> Iterator[str]:
+    """What a match rests on beside what its operator does."""
+    if match.chosen is not None:
+        yield FINITE_SCORES
+    if is_any_length and not match.lengths.are_all:
+        yield ANY_LENGTH
 
 
 def _members(match: LinearMatch) -> frozenset[ir.Node]:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, source_through, text_attr, without_none
-from fa_compiler.passes.linear.field import hashed, matmul, power
+from fa_compiler.passes.linear.field import hashed, matmul, power, reduced, times
 from fa_compiler.passes.linear.tensors import (
     FailedError,
     Tensor,
@@ -24,6 +24,7 @@ from fa_compiler.passes.linear.tensors import (
     broadcast,
     divided,
     exact,
+    least_scale,
     moved,
     multiplied,
     of_field,
@@ -122,12 +123,14 @@ def _identity(call: Call) -> list[Tensor]:
 
 @rule("Cast", with_sums=True)
 def _cast(call: Call) -> list[Tensor]:
-    """A type that holds the numbers of the source; another one rounds, and is an unknown function."""
+    """A type that holds the numbers of the source, which may be truth values; another one rounds, and is an unknown
+    function."""
     wanted = ir.DataType(call.attr("to"))
     source = call[0]
     if source.exact is not None:
         return [exact(source.exact.astype(wanted.numpy()))]
-    return [source] if holds(wanted, call.dtype) else unknown_function(call)
+    is_truth = call.dtype == ir.DataType.BOOL and wanted in FLOAT_BITS
+    return [source] if is_truth or holds(wanted, call.dtype) else unknown_function(call)
 
 
 def holds(wanted: ir.DataType | None, given: ir.DataType | None) -> bool:
@@ -237,8 +240,35 @@ def _no_reduction(call: Call) -> None:
 def _where(call: Call) -> list[Tensor]:
     condition = call[0].exact
     if condition is None:
-        return unknown_function(call)
+        return _chosen(call)
     return call.moved(lambda one, other: np.asarray(np.where(condition, one, other)), call[1], call[2])
+
+
+def _chosen(call: Call) -> list[Tensor]:
+    """c x + (1 - c) y for a truth value c that differs from run to run: for every number c, and so for 0 and 1. That is
+    so where x and y are finite (`chooses`)."""
+    truth, one, other = (call[place].numbers() for place in range(3))
+    if truth is None or one is None or other is None:
+        return unknown_function(call)
+    _check_size(broadcast(call[0], call[1], call[2]))
+    return [of_field(reduced(other + times(truth, reduced(one - other))), least_scale([call[1], call[2]]))]
+
+
+def chooses(node: ir.Node, operands: Operands) -> bool:
+    """Is a node a Where whose truth values differ from run to run? What it does not choose may be NaN or infinite, but
+    for constants."""
+    truth, *choices = operands if is_op(node, "Where") else (None,)
+    if truth is None or truth.exact is not None:
+        return False
+    arrays = [None if choice is None else choice.exact for choice in choices]
+    return not all(array is not None and np.isfinite(array).all() for array in arrays)
+
+
+@rule("Not")
+def _not(call: Call) -> list[Tensor]:
+    """1 - c of a truth value c that differs from run to run."""
+    truth = call[0].numbers()
+    return [Tensor(call[0].shape) if truth is None else of_field(reduced(1 - truth))]
 
 
 @rule("Add", with_sums=True)

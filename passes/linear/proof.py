@@ -24,7 +24,16 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import inputs_of, is_op, producer
+from fa_compiler.passes.ir.nodes import (
+    all_nodes,
+    inputs_of,
+    is_op,
+    producer,
+    reached,
+    subgraphs,
+    values_read,
+    without_none,
+)
 from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
@@ -33,6 +42,7 @@ from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, Meetings, Numbers
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
+from fa_compiler.passes.linear.resets import Truth, truths_of
 from fa_compiler.passes.linear.search import MOST_WORK, Found, Search, State, read_state, scaled, tokens_of
 from fa_compiler.passes.linear.tensors import FailedError, TooLongError
 from fa_compiler.passes.linear.walk import Walk
@@ -75,13 +85,20 @@ class LinearMatch:
     """The shapes of the operands and outputs at the first point."""
     is_open: Mapping[str, bool]
     """Do batch (b) and tokens (t) differ from run to run?"""
+    chosen: ir.Value | None = None
+    """What is chosen by truth values between the operands and the outputs; None where nothing is."""
     lengths: Lengths = field(default_factory=Lengths)
     """The numbers of tokens for which the region is right, of those that there are."""
 
     @property
+    def has_decay(self) -> bool:
+        """Do the states decay? One that is reset does."""
+        return self.found.decay is not None or self.found.reset is not None
+
+    @property
     def rule(self) -> str:
         """The update rule of the operator."""
-        has_decay, correction = self.found.decay is not None, self.found.correction
+        has_decay, correction = self.has_decay, self.found.correction
         if correction is not None:
             return "dplr" if correction.reads_before_decay else "general"
         if self.found.is_delta:
@@ -91,9 +108,10 @@ class LinearMatch:
     @property
     def decay_width(self) -> int | None:
         """How many numbers decay the states of a token; None without a decay."""
-        if self.found.decay is None:
+        if not self.has_decay:
             return None
-        return self.sizes.heads * (self.sizes.key if "d" in self.found.decay.order else 1)
+        is_wide = self.found.decay is not None and "d" in self.found.decay.order
+        return self.sizes.heads * (self.sizes.key if is_wide else 1)
 
 
 @dataclass(frozen=True)
@@ -122,8 +140,8 @@ class Prover:
     inputs: InputSizes
     """Of the graph of the region."""
     powers: Powers = field(default_factory=Powers)
-    work: list[int] = field(default_factory=lambda: [0])
-    """What the searches at all points have cost."""
+    work: list[int] = field(default_factory=lambda: [0, 0])
+    """What the searches at all points have cost: those without resets, and those with them."""
     unknown: frozenset[ir.Value] = frozenset()
     """Constants that may hold any numbers."""
     batch: Sequence[str] = ()
@@ -133,7 +151,7 @@ class Prover:
 
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
-        provers = (replace(self, batch=batch, tokens=tokens, work=[0]) for batch, tokens in self.open_sizes())
+        provers = (replace(self, batch=batch, tokens=tokens, work=[0, 0]) for batch, tokens in self.open_sizes())
         return next((match for prover in provers if (match := prover._proven()) is not None), None)
 
     def _proven(self) -> LinearMatch | None:
@@ -207,7 +225,8 @@ class Prover:
         point = Evaluation(self.info, sizes, seed, self._exponents, self.powers, most, self.unknown)
         point.meetings, point.freed = meetings, freed
         point.known.update(self.powers.decays(seed))
-        point.run(self.region.nodes, [*self._upstream, *self._downstream])
+        sources = [truth.source for truth in self._truths]
+        point.run(self.region.nodes, [*self._upstream, *self._downstream, *sources])
         if len(self.powers.tables) == tables:
             return point
         return self._point(length, number, most, meetings, apart, freed)  # what was read before its table was met
@@ -217,24 +236,38 @@ class Prover:
         return upstream(self.region, self.info)
 
     @cached_property
+    def _truths(self) -> list[Truth]:
+        return truths_of(self.region, self.info)
+
+    @cached_property
     def _downstream(self) -> list[ir.Value]:
         return downstream(self.region)
 
     def _at(self, point: Evaluation, may_be_corrected: bool) -> LinearMatch | None:
-        """What is found at one point; with a correction of rank one only if it may have one."""
+        """What is found at one point; with a correction of rank one only if it may have one. States that are reset come
+        last."""
+        match = self._with_truths(point, may_be_corrected, ())
+        if match is None and self._truths:
+            return self._with_truths(point, may_be_corrected, self._truths)
+        return match
+
+    def _with_truths(self, point: Evaluation, may_be_corrected: bool, truths: Sequence[Truth]) -> LinearMatch | None:
+        """What is found at one point, where the states are reset by one of these truth values, if there are any."""
         values = {value: steps for value, steps in self._upstream.items() if _is_tensor(value, point)}
         values |= dict.fromkeys(self.powers.tables, 1)
         results = [value for value in self._downstream if _is_tensor(value, point)]
-        search = Search(point, values, self.work[0], may_be_corrected=may_be_corrected)
+        search = Search(point, values, self.work[bool(truths)], may_be_corrected, truths)
         for found, sizes in search.find(results):
             outcome = _outcome(found, point, sizes)
             if outcome is None:
                 continue
             covered = self._covered(found, point, sizes, outcome)
             match = None if covered is None else self._match(found, sizes, point, *covered)
-            if match is not None and not (match.is_open["b"] and sizes.batch != BATCHES[0]):
+            if match is None or (match.is_open["b"] and sizes.batch != BATCHES[0]):
+                continue
+            if truths or match.chosen is None:
                 return match
-        self.work[0] = search.work
+        self.work[bool(truths)] = search.work
         return None
 
     def _match(
@@ -253,7 +286,27 @@ class Prover:
             "b": self._differs(found.output.value, self.batch, self.tokens),
             "t": self._differs(found.output.value, self.tokens, self.batch),
         }
-        return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open)
+        results = [*(output.value for output in outputs), *(state.value for state in states)]
+        given = {*shapes} - {*results}
+        if found.reset is not None:
+            given.add(found.reset.truth.source)
+        chosen = self._chosen(results, given, point)
+        return LinearMatch(self.region, found, sizes, outputs, states, shapes, is_open, chosen)
+
+    def _chosen(
+        self, results: Iterable[ir.Value], operands: Collection[ir.Value], point: Evaluation
+    ) -> ir.Value | None:
+        """What is chosen by truth values between the operands and the results; None where nothing is."""
+
+        def sources(value: ir.Value) -> list[ir.Value]:
+            node = value.producer()
+            return [] if node is None or value in operands or not self._makes(value) else values_read(node)
+
+        if not point.choices:
+            return None
+        makers = without_none(value.producer() for value in reached(results, sources) if value not in operands)
+        inner = (node for maker in makers for graph in subgraphs(maker) for node in all_nodes(graph))
+        return next((node.outputs[0] for node in (*makers, *inner) if node in point.choices), None)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
         """Does the number of elements differ with the sizes of these names, as far as that is known?"""

@@ -9,6 +9,7 @@ Grammar of what is found, each value in any arrangement; the code cites the numb
       3   | state              or none, where the first state is 0
       4   | decay              its logarithm or its power, which is never negative, one for each head or for each key
                                dimension, or none
+      8   | reset              a decay that is 0 or 1, beside the other one or alone (resets.py)
       5   | factor             beta, or a factor of the value where nothing is corrected, or none
       7   | write, read        of a correction of rank one (corrections.py), where nothing else fits
     scale :=
@@ -32,6 +33,7 @@ from fa_compiler.passes.linear.corrections import Correction, Fit, Token
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import PRIME, of_number, reduced, times
 from fa_compiler.passes.linear.recurrence import Outcome, Tokens, columns, dot, recurrence
+from fa_compiler.passes.linear.resets import Reset, Truth, read_reset
 from fa_compiler.passes.linear.tensors import Tensor
 from fa_compiler.passes.values.bounds import Bounds
 
@@ -50,6 +52,7 @@ TOKEN = 200
 """What a token of a recurrence costs."""
 FIRST_TOKENS = 4
 CUTS = 3
+MOST_RESETS = 8
 MERGED = 3
 """An output of so many dimensions may have its heads merged with others."""
 KEY_SIZES = 4
@@ -81,6 +84,7 @@ class Found:
     output: Operand
     """The value that is replaced by the output."""
     correction: Correction | None = None
+    reset: Reset | None = None
 
 
 def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
@@ -95,6 +99,11 @@ def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
         return None
     if any(wanted and each is None for wanted, each in zip(given, (state, decay, factor), strict=True)):
         return None
+    if found.reset is not None:
+        kept = read_reset(found.reset, point, sizes)
+        if kept is None:
+            return None
+        decay = _decayed_twice(decay, kept)
     if decay is not None and decay.ndim == 3:
         decay = decay[..., None]
     tokens = Tokens(query, key, value, state, decay, factor, found.is_delta)
@@ -110,6 +119,13 @@ def _with_correction(tokens: Tokens, correction: Correction, point: Evaluation, 
     write = write if gate is None else times(write, gate)
     signed = reduced(-write) if correction.is_subtracted else write
     return replace(tokens, write=signed, read=held, reads_before_decay=correction.reads_before_decay)
+
+
+def _decayed_twice(decay: np.ndarray | None, kept: np.ndarray) -> np.ndarray:
+    """A decay, or none, times what a reset leaves of each state."""
+    if decay is None:
+        return kept
+    return times(decay, kept if kept.ndim == decay.ndim else kept[..., None])
 
 
 def read_state(state: State, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
@@ -146,6 +162,8 @@ class Search:
     work: int = 0
     may_be_corrected: bool = True
     """Is a correction of rank one searched?"""
+    truths: Sequence[Truth] = ()
+    """By one of these the states are reset, where there are any."""
     limit: int = 0
     left: list[tuple[Operand, Sizes]] = field(default_factory=list)
     """The outputs and sizes that were left at the limit."""
@@ -267,8 +285,7 @@ class Search:
         array = read(operand, self.point, sizes)
         if array is None:
             return None
-        places = sorted({0, min(1, array.shape[1] - 1), array.shape[1] - 1})
-        return _repeated(array[:, places], sizes)
+        return _repeated(array[:, _shown(array.shape[1])], sizes)
 
     def _may_decay(self, value: ir.Value, tensor: Tensor, logarithmic: bool) -> bool:
         """Can a value be a decay? Of numbers that are the same in every run, those of tables are logarithms."""
@@ -308,7 +325,9 @@ class Search:
             return
         self.work += firsts.size
         without_state = firsts.fitting(None, self.scales)
-        for (state, first), (decay, power) in product(self._states(sizes), choices.decays):  # 3 and 4: or none
+        for (state, first), (decay, reset, power) in product(
+            self._states(sizes), choices.decays
+        ):  # 3, 4 and 8: or none
             if first is None and sizes.tokens == 1:  # what 0 decays by does not show, but for NaN and infinity
                 continue
             fits = without_state
@@ -319,7 +338,7 @@ class Search:
                 self.left.append((output, sizes))
                 return
             for found in choices.found(fits, self.scales, output):
-                whole = replace(found, state=state, decay=decay)
+                whole = replace(found, state=state, decay=decay, reset=reset)
                 if self._checked(whole, choices.goal, sizes):
                     yield whole
 
@@ -330,14 +349,14 @@ class Search:
             return
         own, starts = [*self._few_scales], self._starts(choices, sizes)
         reads = self._operands(sizes, "bthd", _key_heads(sizes), 1)  # the product of a row with the first state is near
-        for (state, start, place), (decay, power) in product(starts, choices.decays):
+        for (state, start, place), (decay, reset, power) in product(starts, choices.decays):
             token = choices.token(place, start, power, [array for _, array in reads])
             self.work += EACH + token.work(len(own))
             if self.work > self.limit:
                 return
             for fit in token.fitting(own):
                 found = choices.with_correction(fit, [operand for operand, _ in reads], self.scales, output)
-                whole = replace(found, state=state, decay=decay)
+                whole = replace(found, state=state, decay=decay, reset=reset)
                 if self._checked(whole, choices.goal, sizes):
                     yield whole
 
@@ -363,7 +382,33 @@ class Search:
         factors: list[tuple[Operand | None, np.ndarray]] = [(None, np.ones_like(goal))]  # 5: none
         factors += [(each, array) for each, array in direct if array.ndim == 3 and each.has_tokens and each.has_batch]
         powers = [(each, array) for each, array in direct if self._has_logarithm(each.value)]
-        return _Choices(goal, keys, values, factors, [*self._narrow(sizes, True), *powers, (None, None)])
+        decays = [*self._narrow(sizes, True), *powers, (None, None)]
+        return _Choices(goal, keys, values, factors, [*self._with_resets(decays, sizes)])
+
+    def _with_resets(
+        self, decays: Sequence[tuple[Operand | None, np.ndarray | None]], sizes: Sizes
+    ) -> Iterator[tuple[Operand | None, Reset | None, np.ndarray | None]]:
+        """Each decay, beside each reset where there are truth values."""
+        if not self.truths:
+            yield from ((decay, None, power) for decay, power in decays)
+        for (reset, kept), (decay, power) in product(self._resets(sizes), decays):
+            yield decay, reset, _decayed_twice(power, kept)
+
+    def _resets(self, sizes: Sizes) -> list[tuple[Reset, np.ndarray]]:
+        """What the truth values can leave of each state, each content once."""
+        found = dict[bytes, tuple[Reset, np.ndarray]]()
+        for truth, (has_batch, heads) in product(self.truths, ((True, 1), (True, sizes.heads), (False, 1))):
+            if sizes.tokens == 1 or (tensor := truth.at(self.point)) is None:  # of one token the state is another one
+                continue
+            operand = Operand(truth.source, "", heads, has_batch=has_batch)
+            for order, is_kept in product(orders(tensor.shape, rows_of(operand, sizes)), (False, True)):
+                reset = Reset(truth, replace(operand, order=order), is_kept, tensor.shape)
+                kept = read_reset(reset, self.point, sizes)
+                if kept is not None:
+                    shown = kept[:, _shown(sizes.tokens)]
+                    self.work += shown.size // PASS
+                    found.setdefault(shown.tobytes(), (reset, shown))
+        return [*found.values()][:MOST_RESETS]
 
     def _has_logarithm(self, value: ir.Value) -> bool:
         """Is no element negative in any run? The operator takes the logarithm of a decay."""
@@ -428,7 +473,7 @@ class _Choices:
     keys: Sequence[tuple[Operand, np.ndarray]]
     values: Sequence[tuple[Operand, np.ndarray]]
     factors: Sequence[tuple[Operand | None, np.ndarray]]
-    decays: Sequence[tuple[Operand | None, np.ndarray | None]]
+    decays: Sequence[tuple[Operand | None, Reset | None, np.ndarray | None]]
 
     @cached_property
     def firsts(self) -> _Firsts:
@@ -544,6 +589,11 @@ def _in_orders(operand: Operand, shape: Sequence[int], sizes: Sizes) -> Iterator
     if sizes.key > 1 and operand.cut == 0:
         found += orders(shape, own | {"d": sizes.key})
     yield from (replace(operand, order=order) for order in found)
+
+
+def _shown(count: int) -> list[int]:
+    """The first two of so many tokens and the last one."""
+    return sorted({0, min(1, count - 1), count - 1})
 
 
 def _few(array: np.ndarray) -> np.ndarray:

@@ -192,7 +192,7 @@ class _Search:
 
     def _is_state(self, value: ir.Value, output: ir.Value, graph: ir.Graph) -> bool:
         """Case 4: is a value made of an input of the graph that is as large as an output?"""
-        decayed = _upward([value], (*LAYOUT_OPS, "Cast", "Mul", "Add"))
+        decayed = _upward([value], (*LAYOUT_OPS, "Cast", "Mul", "Where", "Add"))
         inputs = [value for value in decayed if value in graph.inputs and value.const_value is None]
         return self.viewer.info.shape(output) in {self.viewer.info.shape(value) for value in inputs}
 

@@ -9,7 +9,7 @@ inputs by half of their last bit does to the original: a state that grows enlarg
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from onnx.checker import ValidationError
 from onnx.shape_inference import InferenceError
 
 from fa_compiler.passes import Options, Report, fuse
-from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes.answer.options import FINITE_SCORES, Target
 from tests.linear_composer import FORMS, LAYOUTS, LOW_RANK, RULES, TOKEN_FORMS, TURNS, Change, Model, Recipe, feeds
 from tools.fuzz.difference import Array, run_original, session
 from tools.fuzz.kind import Finding, Kind, Outcome
@@ -44,9 +44,10 @@ CHANGES: Mapping[str, tuple[Any, ...]] = {
     "gate_factor": (1.0009765625, 0.5, -1.0),
     "per_value": (True,),
     "turned": (True,),
-    "shifted": ("k", "v", "d", "b", "q"),
-    "rolled": ("k", "v", "d", "b", "q"),
-    "reversed": ("k", "v", "d", "b", "q"),
+    "reset": ("half", "turned", "late"),
+    "shifted": ("k", "v", "d", "b", "q", "z"),
+    "rolled": ("k", "v", "d", "b", "q", "z"),
+    "reversed": ("k", "v", "d", "b", "q", "z"),
     "head_mean": (True,),
     "last": ("before", "first"),
     "late": ("decay", "state", "beta", "output"),
@@ -68,6 +69,8 @@ TURNED = 0.5
 """So many of those that are changed and whose number of tokens is open show the change at one number of them."""
 RIGHT = 0.3
 """So many models are right."""
+RESET = 0.3
+"""So many of those by tokens reset their states."""
 REFUSED = ("out of data bounds", "out of bounds", "Reshape")
 """What a fused model says of a number of tokens that it refuses."""
 TARGETS: tuple[Target, ...] = ("ort", "ort", "ort", "contrib", "onnx")
@@ -84,9 +87,10 @@ class LinearPlain(Kind):
         except (ValidationError, InferenceError):  # the change does not fit the sizes
             return Outcome("skipped")
         target = rng.choice(TARGETS)
-        result, report = _fused(model, target)
+        result, report = _fused(model, target, [FINITE_SCORES] if recipe.reset == "chosen" else [])
         if not report.count("fused"):
             is_right = recipe.change == Change() and target == "ort" and recipe.gate != "raw"
+            is_right &= not (recipe.reset and recipe.rule == "dplr")  # which reads the state before the decay
             return Outcome("missed" if is_right else "declined")  # a right one that is left is no fault
         for sizes in _lengths(recipe, rng):
             fault = _fault(model, result, report, feeds(model, sizes, seed))
@@ -123,6 +127,8 @@ def drawn(rng: random.Random) -> Recipe:
         is_gated=rng.random() < 0.3,
         turn=rng.randint(7, 90),
     )
+    if form in TOKEN_FORMS and rng.random() < RESET:
+        recipe = replace(recipe, reset=rng.choice(["factor", "chosen"]))
     if form in ("scan", "loop") and rng.random() < 0.3:
         recipe = replace(recipe, tokens=rng.choice([2, 3, 7]))
     changed = {} if rng.random() < RIGHT else _changes(rng)
@@ -146,9 +152,9 @@ def _lengths(recipe: Recipe, rng: random.Random) -> Iterator[dict[str, int]]:
         yield {"T": length, "B": rng.choice([1, 2, 4])}
 
 
-def _fused(model: onnx.ModelProto, target: Target) -> tuple[onnx.ModelProto, Report]:
+def _fused(model: onnx.ModelProto, target: Target, assume: Sequence[str]) -> tuple[onnx.ModelProto, Report]:
     graph = ir.from_proto(model)
-    report = fuse(graph, Options(target, opset=27 if target == "onnx" else 0))
+    report = fuse(graph, Options(target, opset=27 if target == "onnx" else 0, assume=frozenset(assume)))
     return ir.to_proto(graph), report
 
 
@@ -166,7 +172,9 @@ def _fault(model: onnx.ModelProto, result: onnx.ModelProto, report: Report, give
         return (
             None if is_refused and any(word in str(error) for word in REFUSED) else f"only the original runs: {error}"
         )
-    moved = {name: array * (1 + np.float32(2.0**-24)) for name, array in given.items()}
+    moved = {
+        name: array if array.dtype == bool else array * (1 + np.float32(2.0**-24)) for name, array in given.items()
+    }
     for one, other, shaken in zip(got, wanted, run_original(original, moved), strict=True):
         if one.shape != other.shape:
             return "another shape"
