@@ -18,7 +18,7 @@ from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Block, CacheLine, Code
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.in_place.buffers import CAPACITY, BufferRewrite
-from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache
+from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache, with_rows_of_its_own
 from fa_compiler.passes.in_place.plan import Plan, make_plan, readers_in_place
 from fa_compiler.passes.ir.nodes import graph_opset
 from fa_compiler.passes.rewrite.node_view import node_view
@@ -75,11 +75,13 @@ def _homes(caches: list[GrowingCache]) -> list[ir.Graph]:
 
 def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[ir.Value, CacheLine]]:
     """The caches that may become buffers, and a line for each input that looks like a cache."""
+    read = {past: attempt(partial(_cache, past, graph, info)) for past in candidates(graph, info)}
+    grown = [cache for cache in read.values() if isinstance(cache, GrowingCache)]
     caches: list[GrowingCache] = []
     lines: dict[ir.Value, CacheLine] = {}
-    for past in candidates(graph, info):
+    for past, found in read.items():
+        cache = found if isinstance(found, Decline) else attempt(partial(with_rows_of_its_own, found, grown))
         lines[past] = CacheLine(past.name or "")
-        cache = attempt(partial(_cache, past, graph, info))
         if isinstance(cache, Decline):
             lines[past] = replace(lines[past], reason=cache.reason, culprit=label(cache.culprit))
         else:

@@ -128,9 +128,7 @@ class BufferRewrite:
 
     def _count(self, cache: GrowingCache) -> tuple[Dim, ir.Value]:
         """The number of new rows, as a size and as int64 [1]."""
-        shape = self.builder.info.shape(cache.new)
-        assert shape is not None  # an operand of a Concat of known rank
-        return shape[cache.axis], self.builder.length(cache.new, cache.axis)
+        return cache.rows, self.builder.length(cache.new, cache.axis)
 
     def _total(self, cache: GrowingCache) -> ir.Value:
         """The number of cached and new tokens together, int64 [1]."""

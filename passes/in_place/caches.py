@@ -10,8 +10,9 @@
               the Concat without rows, which add nothing (torch joins an empty first cache); other readers of past and
               present, of any kind: buffers.py serves them
     refused   a number of cached tokens that the model fixes, because constants in the model may depend on it; new rows
-              in front, or on both sides; a past that several Concats take, or that several graphs read; a present
-              that is no output, or several outputs, which would need the buffer twice
+              in front, or on both sides; new rows that are another cache, whose buffer has more rows than the cache; a
+              past that several Concats take, or that several graphs read; a present that is no output, or several
+              outputs, which would need the buffer twice
 
 The Concat may lie in a branch of an If, as in the merged decoders of optimum:
 
@@ -92,6 +93,7 @@ class GrowingCache:
     concat: ir.Node
     new: ir.Value
     axis: int
+    rows: Dim
     sizes: tuple[Dim, ...]
     past_aliases: tuple[ir.Value, ...]
     present_aliases: tuple[ir.Value, ...]
@@ -239,7 +241,9 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
         raise Decline(Code.SHAPE, "what it grows to is no output of the model", concat)
     if len(presents) > 1:
         raise Decline(Code.SHAPE, "what it grows to is several outputs", concat)
-    return GrowingCache(past, presents[0], concat, new, axis, sizes, past_aliases, present_aliases)
+    shape = info.shape(new)
+    assert shape is not None  # an operand of a Concat of known rank
+    return GrowingCache(past, presents[0], concat, new, axis, shape[axis], sizes, past_aliases, present_aliases)
 
 
 def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts, ir.Value]:
@@ -257,6 +261,13 @@ def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts,
     if len(others) != 1 or first not in past_aliases or others[0] in past_aliases:
         raise Decline(Code.SHAPE, "what is joined with it is not one tensor of new rows behind it", concats[0].node)
     return concats[0], others[0]
+
+
+def with_rows_of_its_own(cache: GrowingCache, caches: Sequence[GrowingCache]) -> GrowingCache:
+    """The cache. Raises Decline where its new rows are one of these caches."""
+    if any(cache.new in other.present_aliases for other in caches):
+        raise Decline(Code.SHAPE, "what is joined with it is another cache", cache.concat)
+    return cache
 
 
 def _takes_past(node: ir.Node, value: ir.Value) -> bool:

@@ -1,14 +1,15 @@
 """The plan for the caches of a fused model: which attention reads which cache, and which input counts its tokens.
 
-Caches share an input where their lengths are the same symbol, or where one attention reads them together: the original
-fails where those lengths differ. Other caches get an input each. Where no attention reads a cache in place, buffers
-gain nothing, and there is no plan.
+Caches share an input where their lengths are the same symbol, or where one attention reads them together and the same
+number of rows is appended to both: the original fails where those lengths differ. Other caches get an input each. Where
+no attention reads a cache in place, buffers gain nothing, and there is no plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import onnx_ir as ir
 
@@ -61,8 +62,9 @@ def _lengths(order: Sequence[GrowingCache], attention: Sequence[Attention], name
     """The name of the input that counts the tokens of each cache, one for all caches of equal length."""
     groups = {cache.tokens: cache.tokens for cache in order}
     for reader in attention:
-        first, *others = (_group(groups, cache.tokens) for cache in reader.inputs.values())
-        groups.update((other, first) for other in others)
+        for one, other in combinations(reader.inputs.values(), 2):
+            if one.rows == other.rows:
+                groups[_group(groups, other.tokens)] = _group(groups, one.tokens)
     inputs = {group: names.new(LENGTH) for group in dict.fromkeys(_group(groups, cache.tokens) for cache in order)}
     return {cache.past: inputs[_group(groups, cache.tokens)] for cache in order}
 

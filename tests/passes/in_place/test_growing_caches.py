@@ -65,7 +65,8 @@ class Case:
         )
 
     def feeds(self, model: onnx.ModelProto, monkeypatch: pytest.MonkeyPatch) -> dict[str, Array]:
-        for name, size in {"S": self.rows, "P": PAST, "P2": PAST - 2, "T": PAST + self.rows}.items():
+        sizes = {"S": self.rows, "P": PAST, "P2": PAST - 2, "P4": PAST - self.rows, "T": PAST + self.rows}
+        for name, size in sizes.items():
             monkeypatch.setitem(SIZES, name, size)
         feeds = random_feeds(model)
         if "mask" in feeds:
@@ -157,6 +158,12 @@ ACCEPTED = {
     ),
     "names of sizes that one attention joins": Case(
         PLAIN, inputs=INPUTS.replace("P,8] past_v", "other,8] past_v").replace("other", "P3")
+    ),
+    "two lengths, as one cache gets more new rows": Case(
+        "twice = Constant<value=int64[4] {1,1,2,1}>() two_k = Tile(k, twice) "
+        + PLAIN.replace("(past_k, k)", "(past_k, two_k)"),
+        inputs=INPUTS.replace("P,8] past_k", "P4,8] past_k"),
+        lengths=("cache_length", "cache_length_2"),
     ),
     "a part of the scores for positions": Case(
         ROPE, inputs=ROPE_IN, outputs=OUTPUTS.replace("B,4", "B,2") + ", float[B,2,T,6] new_r", buffers=3
@@ -324,6 +331,30 @@ def test_rejected(name: str) -> None:
     assert [(cache.past, cache.present, cache.reason) for cache in report.caches] == [
         (past, None, reason) for past in pasts
     ]
+
+
+def test_a_cache_is_no_new_rows_of_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its buffer has more rows than the cache, so the other one stays and reads a copy."""
+    case = Case(
+        PLAIN
+        + "new_a = Concat<axis=2>(past_a, new_k) at = Transpose<perm=[0,1,3,2]>(new_a) s2 = MatMul(k, at) "
+        + "p2 = Softmax<axis=-1>(s2) z = MatMul(p2, new_a)",
+        "float[B,2,P2,8] past_a",
+        outputs=OUTPUTS + ", float[B,2,S,8] z, float[B,2,U,8] new_a",
+    )
+    model = case.model()
+    feeds = case.feeds(model, monkeypatch)
+    changed, report = in_place(model)
+    assert {cache.past: cache.reason for cache in report.caches} == {
+        "past_k": None,
+        "past_v": None,
+        "past_a": "what is joined with it is another cache",
+    }
+    buffers, names = buffers_of(changed), [value.name for value in model.graph.output]
+    wanted = dict(zip(names, run(model, feeds), strict=True))
+    found = dict(zip(names, run(changed, buffer_feeds(buffers, feeds, wanted)), strict=True))
+    for key, value in grown_outputs(buffers, found, wanted).items():
+        assert_same(value, wanted[key], case.tolerance)
 
 
 def test_a_cache_with_a_default_value_stays() -> None:
