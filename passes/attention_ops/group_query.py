@@ -172,7 +172,7 @@ def _plan_of_prompt(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrang
     if full_length(call, seqlens, rows) is not None:
         return _plan_of_full(call, key_masks, scores, _window(call))
     lengths = key_masks.add_const(call.builder.cast(seqlens, INT64), 1)
-    added = AttentionBias.of(call, key_masks, scores, _window(call))
+    added = AttentionBias.of(call, key_masks, scores, _window(call), beside_masks=True)
     beyond = ExcludedPositions(call.aligned(key_masks.mask_from(lengths), scores))
     plan = key_masks.plan(scores, [beyond, *added.masked], added.bias, added.window, added.mode)
     return replace(plan, assumed=added.assumed)
@@ -180,7 +180,7 @@ def _plan_of_prompt(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrang
 
 def _plan_of_full(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None) -> MaskPlan:
     """The plan where every batch entry has all keys: every row sees its own, unless the bias excludes it."""
-    added = AttentionBias.of(call, key_masks, scores, window)
+    added = AttentionBias.of(call, key_masks, scores, window, beside_masks=False)
     plan = key_masks.plan(scores, [*added.masked], added.bias, added.window, added.mode)
     if not added.masked or added.assumed:
         plan = replace(plan, empty_rows="")
@@ -200,9 +200,10 @@ class AttentionBias:
 
     @staticmethod
     def of(
-        call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None = None
+        call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrangement, window: Window | None, beside_masks: bool
     ) -> AttentionBias:
-        """The attention_bias of a call beside its window; empty where there is none. Raises Decline."""
+        """The attention_bias of a call beside its window, and `beside_masks` if so; empty where there is none. Raises
+        Decline."""
         addend = call.input(ADDEND)
         if addend is None:
             return AttentionBias(window)
@@ -215,7 +216,7 @@ class AttentionBias:
         masked, bias = key_masks.added(addend, full, scores, -FLOAT32_MAX, filler=0.0)
         parts = None
         if masked and not bias:
-            parts = key_masks.structured(full, scores, window)
+            parts = key_masks.structured(full, scores, window, beside_masks)
         added = AttentionBias(window, tuple(masked), bias)
         if parts is not None:
             added = AttentionBias(parts.window, parts.masked, (), parts.mode)
@@ -257,7 +258,7 @@ def _plan_with_past(call: OpConverter, key_masks: KeyMaskBuilder, scores: Arrang
     """The plan of a call with a past. Every row sees its own key, unless it lies after the end of its batch entry."""
     alone = _single(call)
     excluded = _excluded_with_past(call, key_masks, sizes)
-    added = AttentionBias.of(call, key_masks, scores)
+    added = AttentionBias.of(call, key_masks, scores, None, beside_masks=bool(excluded))
     masked = [ExcludedPositions(call.aligned(mask, scores)) for mask in excluded]
     plan = key_masks.plan(scores, [*masked, *added.masked], added.bias, None, added.mode)
     assumed = added.assumed

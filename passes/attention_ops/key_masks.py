@@ -182,9 +182,11 @@ class KeyMaskBuilder:
                 return (known.missed(call.node),)
         return (Missed(MissedCode.DENSE_MASK, reason, label(call.node)),)
 
-    def structured(self, addend: ir.Value, scores: Arrangement, window: Window | None) -> StructuredBias | None:
-        """What an addend of 0 and excluding numbers excludes beside a window, if it is padding and a band. None where
-        it is not, or where no sparse_mode is both the band and the window."""
+    def structured(
+        self, addend: ir.Value, scores: Arrangement, window: Window | None, beside_masks: bool
+    ) -> StructuredBias | None:
+        """What an addend of 0 and excluding numbers excludes beside a window, and `beside_masks` if so, if it is
+        padding and a band. None where it is not, or where no sparse_mode is both the band and the window."""
         call, grid = self.call, Grid.of(scores[2], scores[3], self.call.viewer.space)
         term = Add(call.node, AlignedTensor(addend, call.viewer.alignment(addend, scores, call.node)))
         known = structure([term], grid, call.viewer)
@@ -195,7 +197,7 @@ class KeyMaskBuilder:
         )
         if known.mode is None:
             return StructuredBias(masks, window, None)
-        if not self._takes(known, grid):
+        if not self._takes(known, grid, beside_masks):
             return None
         if window is None:
             return StructuredBias(masks, None, known.mode)
@@ -210,18 +212,20 @@ class KeyMaskBuilder:
         return None
 
     def excluded(
-        self, mask: ir.Value, when: bool, scores: Arrangement, band: bool
+        self, mask: ir.Value, when: bool, scores: Arrangement, band: bool, beside_masks: bool
     ) -> tuple[list[ExcludedPositions], SparseMode | None]:
         """The exclusions of a mask that excludes keys where its truth value is `when`.
 
         A mask with a structure (structure.py) becomes its padding and, if `band` allows it, a sparse_mode.
+        `beside_masks` says whether other masks stand beside it.
         """
         call = self.call
         grid = Grid.of(scores[2], scores[3], call.viewer.space)
         placed = AlignedTensor(mask, call.viewer.alignment(mask, scores, call.node))
         term = Select(call.node, placed, not when, -math.inf)
         known = structure([term], grid, call.viewer)
-        if isinstance(known, NoStructure) or (known.mode is not None and not (band and self._takes(known, grid))):
+        takes = band and not isinstance(known, NoStructure) and self._takes(known, grid, beside_masks)
+        if isinstance(known, NoStructure) or (known.mode is not None and not takes):
             return [ExcludedPositions(call.along(mask, placed.dims), when)], None
         return [
             ExcludedPositions(call.along(part.given.value, part.dims), part.given.when) for part in known.padding
@@ -257,10 +261,11 @@ class KeyMaskBuilder:
         view = call.along(packing.labels, packing.dims)
         return MaskPlan(mode=known.mode, assumed=assumed, packed=view, fallback=fallback)
 
-    def _takes(self, known: Structure, grid: Grid) -> bool:
-        """Can the target take the band of a structure, beside its padding? Only the CPU kernel takes a mask there."""
+    def _takes(self, known: Structure, grid: Grid, beside_masks: bool) -> bool:
+        """Can the target take the band of a structure, beside its padding and other masks? Only the CPU kernel takes a
+        mask there."""
         mode, options = known.mode, self.call.options
-        if mode is None or mode.prefix or (known.padding and options.target != "ort"):
+        if mode is None or mode.prefix or ((known.padding or beside_masks) and options.target != "ort"):
             return False
         return why_not_expressible(mode, *grid.sizes, options) is None
 

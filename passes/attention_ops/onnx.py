@@ -262,7 +262,7 @@ class _Attention:
         if self._in_runtime() and not boolean:
             lowest = float(dtype.min)
         if boolean or (full is mask and key_masks.only_excludes(mask, lowest)):
-            masked, mode = key_masks.excluded(full, not boolean, scores, band)
+            masked, mode = key_masks.excluded(full, not boolean, scores, band, call.has_input(6))
             return masked, (), mode, ()
         assumed: tuple[str, ...] = ()
         if dtype == ir.DataType.FLOAT16 and self._in_runtime():

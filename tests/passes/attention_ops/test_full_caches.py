@@ -16,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from fa_compiler.passes.answer.options import Target
 from tests.passes.attention_ops.test_group_cache import HEADS, KEY_HEADS, SCALES, SIZE, TOLERANCE, Case
 from tests.passes.running import Array, assert_same, fused, parse, run
 
@@ -205,6 +206,22 @@ def test_a_row_behind_a_past_sees_all() -> None:
     """Of a single row the band is nothing: padding alone is left."""
     model = exported(CAUSAL, past=True, rows=1)
     check(model, "atten_mask", feeds_for([[1, 1, 1], [0, 0, 1]], 2))
+
+
+@pytest.mark.parametrize(("target", "mask"), [("ort", "band+atten_mask"), ("ascend", "atten_mask")])
+def test_a_band_beside_lengths(target: Target, mask: str) -> None:
+    """On Ascend the mask of a sparse_mode is a triangle of a fixed size, so that no other mask stands beside it."""
+    model = exported(WINDOW, past=False)
+    place = next(place for place, node in enumerate(model.graph.node) if node.output[0] == "padding")
+    model.graph.node[place].CopyFrom(helper.make_node("ConstantOfShape", ["ones"], ["all"]))
+    model.graph.node.insert(place + 1, helper.make_node("Equal", ["all", "all"], ["padding"]))
+    model.graph.input.append(helper.make_tensor_value_info("lengths", TensorProto.INT32, ["B"]))
+    call = model.graph.node[-1]
+    call.input[list(call.input).index("seqlens")] = "lengths"
+    feeds = feeds_for([[1, 1, 1, 1, 1], [1, 1, 1, 1, 1]], None) | {"lengths": np.array([4, 2], np.int32)}
+    result, report = fused(model, target)
+    assert report.blocks[0].mask == mask
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
 
 def check(model: onnx.ModelProto, mask: str, feeds: Mapping[str, Array]) -> None:

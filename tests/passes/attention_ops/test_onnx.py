@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 
 import fa_compiler
 from fa_compiler.passes import fuse
+from fa_compiler.passes.answer.options import Target
 from tests.examples import examples
 from tests.passes.operators import Operator, check_same, declined
 from tests.passes.running import Array, assert_same, fused, parse, random_feeds, run
@@ -426,6 +427,22 @@ def test_structural_masks(name: str, opset: int) -> None:
     )
     feeds = random_feeds(model, pad=np.array([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 0, 1]], np.bool_))
     result, report = fused(model)
+    assert report.blocks[0].mask == mask
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
+@pytest.mark.parametrize(("target", "mask"), [("ort", "causal+atten_mask"), ("ascend", "atten_mask")])
+def test_a_band_beside_lengths(target: Target, mask: str) -> None:
+    """On Ascend the mask of a sparse_mode is a triangle of a fixed size, so that no other mask stands beside it."""
+    model = parse(
+        SIZES + POSITIONS + STRUCTURES["to the end"][0] + "y = Attention(q, k, v, m, , , lengths)",
+        "int64[B] lengths",
+        opset=24,
+        ir_version=11,
+        initializers="<int64 zero = {0}, int64 one = {1}, int64 two = {2}, int64[1] last = {1}>",
+    )
+    feeds = random_feeds(model, lengths=np.array([4, 6]))
+    result, report = fused(model, target)
     assert report.blocks[0].mask == mask
     assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
 
