@@ -478,6 +478,8 @@ class LayoutEmitter:
         """Reshape by a constant target, with copied dimensions (0) or one inferred dimension (-1), else by computed
         sizes.
 
+        A dimension that stays whole keeps its own size, which may be 1 in a run in which its axis is longer.
+
         A size that is known to be 0 is copied, inferred or computed as well, because a 0 in the target copies a
         dimension.
 
@@ -486,8 +488,9 @@ class LayoutEmitter:
         Reshape.
         """
         sizes: list[int | None] = []
+        own = dict(zip(dims, self.builder.info.shape(value) or (), strict=False))
         for index, dim in enumerate(target):
-            size = self.space.size(dim).const or None
+            size = own.get(dim, self.space.size(dim)).const or None
             if size is None and index < len(dims) and dims[index] == dim:
                 size = 0
             sizes.append(size)
@@ -495,7 +498,11 @@ class LayoutEmitter:
             shape = self.builder.ints([-1 if size is None else size for size in sizes])
             return self.builder.reshape(value, shape)
         # The value's own dimensions come first: two axes that walk together may be 1 and n in some run.
-        shape = self._full_target(target, [(value, dims), *self.size_sources])
+        sources = [(value, dims), *self.size_sources]
+        parts = [
+            self.builder.dimension(value, dims.index(dim)) if dim in own else self._size(dim, sources) for dim in target
+        ]
+        shape = self.builder.concat(parts, 0)
         attrs = {}
         if self.builder.opset >= 14:
             attrs["allowzero"] = 1

@@ -73,6 +73,19 @@ def test_the_mask_of_one_image_serves_all(spelling: str, windows: str) -> None:
         assert_same(run(result, given)[0], run(proto, given)[0], 1e-5)
 
 
+@pytest.mark.parametrize("target", ["ort", "ascend", "onnx", "contrib"])
+def test_a_mask_of_one_row_serves_all_rows(target: Target) -> None:
+    """The number of its rows is open. Nine windows of one row have as many numbers as one window of nine rows."""
+    proto = model("scores apart", "W", "W")
+    proto.graph.input[2].type.tensor_type.shape.dim[1].dim_param = "R"
+    result, report = fused(proto, target)
+    assert report.blocks[0].status == "fused"
+    for images, windows, rows in ((1, 9, 1), (2, 4, 1), (1, 1, 1), (2, 4, 9)):
+        given = feeds(images, windows, windows)
+        given["shifted"] = given["shifted"][:, :rows]
+        assert_same(run(result, given)[0], run(proto, given)[0], 1e-5)
+
+
 def test_a_run_whose_windows_do_not_fit_is_refused() -> None:
     """As in the model: the operator would take every divisor of the batch, so the sizes have to be proven."""
     for spelling in ("scores apart", "selected", "mask repeated"):
