@@ -122,7 +122,7 @@ def _cut(
     gate: ir.Value, up: ir.Value, nodes: tuple[ir.Node, ...], info: ShapeInfo
 ) -> tuple[tuple[ir.Value, ...], dict[str, int], tuple[ir.Node, ...]] | None:
     """What the operator gets, the attributes that say so, and the nodes that cut it; None for other places."""
-    last = len(info.shape(gate) or ()) - 1
+    last = len(info.sizes(gate)) - 1
     pairs = pairs_of(gate, up, info)
     if pairs is not None:  # 7
         alone = pairs.axis == last and is_read_by(gate, nodes) and is_read_by(up, nodes)

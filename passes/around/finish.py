@@ -181,7 +181,7 @@ class _Finisher:
 
     def _divide(self, group: Group, whole: ir.Value) -> None:
         """Let the readers of each part read it from a Split of the joined product, in heads if all are in heads."""
-        last = len(self.facts.info.shape(group.parts[0].result) or ()) - 1
+        last = len(self.facts.info.sizes(group.parts[0].result)) - 1
         if group.heads:
             self._split_heads(whole, last, group.heads)
             return

@@ -163,7 +163,7 @@ class _Fuser:
         if found.is_half_table:
             cos, sin = self._doubled(cos, found.mode), self._doubled(sin, found.mode)
         if found.moves_pairs:
-            size = (self.facts.info.shape(x) or ())[-1].const or 0
+            size = self.facts.info.sizes(x)[-1].const or 0
             x, more = pairs_as_halves(x, size, self.builder), more + 3
         node = self._turning(found.anchor, x, (cos, sin), found.mode)
         dtype, (before, after) = self.facts.info.dtype(x), found.others
@@ -217,7 +217,7 @@ class _Fuser:
     def _doubled(self, table: ir.Value, mode: int) -> ir.Value:
         """A table that holds one number for each pair as one for each element."""
         info = self.facts.info
-        size = (info.shape(table) or ())[-1].const
+        size = info.sizes(table)[-1].const
         if mode != INTERLEAVE:
             return self.builder.concat([table, table], -1)
         places = self.builder.ints(np.repeat(np.arange(size or 0), 2).tolist())
@@ -226,7 +226,7 @@ class _Fuser:
     def _swapped(self, value: ir.Value) -> ir.Value:
         """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""
         info, node = self.facts.info, value.producer()
-        if is_op(node, "Unsqueeze") and len(info.shape(node.inputs[0]) or ()) == 3 and places_of(node, 4) == [1]:
+        if is_op(node, "Unsqueeze") and len(info.sizes(node.inputs[0])) == 3 and places_of(node, 4) == [1]:
             return self.builder.unsqueeze(operand_at(node, 0), [2])
         return self.builder.transpose(value, rotary.SWAP)
 
@@ -250,7 +250,7 @@ class _Fuser:
 
     def _filled(self, number: int, like: ir.Value) -> ir.Value:
         """A vector that holds one number, as long as the last axis of a tensor, and of its type."""
-        size, dtype = (self.facts.info.shape(like) or ())[-1].const, self.facts.info.dtype(like)
+        size, dtype = self.facts.info.sizes(like)[-1].const, self.facts.info.dtype(like)
         assert size is not None and dtype is not None
         return self.builder.constant(np.full(size, number, dtype.numpy()), "weight")
 

@@ -74,7 +74,7 @@ def head_parts(graph: ir.Graph, info: ShapeInfo) -> Iterator[HeadParts]:
         if node.graph is not graph or not is_op(node, "Split", "Slice"):
             continue
         whole = operand_at(node, 0)
-        rank = len(info.shape(whole) or ())
+        rank = len(info.sizes(whole))
         cuts = _of_slices(whole, rank, info) if is_op(node, "Slice") else _of_split(node, info)
         heads = of_one_size(cuts, info) if len(cuts) > 1 else None
         if heads is not None:

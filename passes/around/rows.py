@@ -227,7 +227,7 @@ def _before_cast(weight: Weight, dtype: ir.DataType | None, info: ShapeInfo) -> 
     if not weight.is_given:
         return weight
     source = None if weight.value is None else narrow_source(weight.value, info)
-    fits = source is not None and info.dtype(source) == dtype and len(info.shape(source) or ()) == 1
+    fits = source is not None and info.dtype(source) == dtype and len(info.sizes(source)) == 1
     return Weight(source) if fits else None
 
 
@@ -351,7 +351,7 @@ def expect_equal_shapes(one: ir.Value, other: ir.Value, info: ShapeInfo, node: i
 
 def is_vector(value: ir.Value, size: int, info: ShapeInfo) -> bool:
     """Is this a vector of that size? Axes of 1 may stand in front of it."""
-    shape = info.shape(value) or ()
+    shape = info.sizes(value)
     return len(shape) > 0 and shape[-1] == size and all(dim == 1 for dim in shape[:-1])
 
 
@@ -359,12 +359,12 @@ def weight_of(value: ir.Value, size: int, info: ShapeInfo, node: ir.Node) -> Wei
     """The weight of a norm. Raises Decline for one of another shape."""
     if not is_vector(value, size, info):
         raise Decline(Code.SHAPE, f"the weight {value.name!r} is not a vector of {size} numbers", node, "")
-    if is_weight(value) and len(info.shape(value) or ()) == 1:
+    if is_weight(value) and len(info.sizes(value)) == 1:
         return Weight(value)
     numbers = _computed(value)
     if numbers is not None:
         return Weight(None, np.ascontiguousarray(numbers.reshape(-1)))
-    if len(info.shape(value) or ()) > 1:
+    if len(info.sizes(value)) > 1:
         raise Decline(Code.SHAPE, f"the weight {value.name!r} is computed, and is not a vector", node, "")
     return Weight(value)
 

@@ -145,7 +145,7 @@ class StandardFuser:
             return value
         numbers = norm.gamma.numbers if value is None else constant(value, LARGEST)
         if not norm.gamma.is_given:
-            numbers = np.ones((self.facts.info.shape(x) or ())[-1].const or 0, dtype.numpy())
+            numbers = np.ones(self.facts.info.sizes(x)[-1].const or 0, dtype.numpy())
         held = None if numbers is None else numbers.astype(dtype.numpy())
         if numbers is None or held is None or not np.array_equal(held.astype(numbers.dtype), numbers, equal_nan=True):
             raise Decline(Code.DTYPE, "the weight has another type than what is normalised", norm.anchor)
@@ -266,7 +266,7 @@ class StandardFuser:
         return dtype
 
     def _width(self, table: ir.Value) -> int:
-        return (self.facts.info.shape(table) or ())[-1].const or 0
+        return self.facts.info.sizes(table)[-1].const or 0
 
     def _put(
         self,

@@ -138,8 +138,8 @@ class Region:
         operand enlarges only the gradient."""
         space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
         axes = space.resolve_all(self.derivation.probabilities.seen[probabilities])
-        known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
-        sizes = zip(space.resolve_all(dims), info.shape(value) or (), strict=False)
+        known = dict(zip(axes, info.sizes(probabilities), strict=False))
+        sizes = zip(space.resolve_all(dims), info.sizes(value), strict=False)
         return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
 
     def _made_by(self, node: ir.Node) -> Tensor[Quantity] | None:

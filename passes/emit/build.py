@@ -408,7 +408,7 @@ class LayoutEmitter:
     def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
         """Does the plan merge or split a dimension that may be 1 in a run in which its axis is longer? Whole, such a
         dimension is broadcast; merged or split, it is not."""
-        shape = self.builder.info.shape(value) or ()
+        shape = self.builder.info.sizes(value)
         unproven = [dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size]
         reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
         changed = [dim for dim in unproven if dim not in reshaped]
@@ -416,7 +416,7 @@ class LayoutEmitter:
 
     def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
         """The value, expanded to the sizes of these axes where it may be 1 along one of them in some run."""
-        shape = self.builder.info.shape(value) or ()
+        shape = self.builder.info.sizes(value)
         if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
             return value
         return self.builder.expand(value, self._full_target(dims, self.size_sources))
@@ -455,7 +455,7 @@ class LayoutEmitter:
         """A size computed from values: one of them has it, or the sizes of several are broadcast to it. None where
         neither is so."""
         sizes = [
-            (value, place, own) for value in values for place, own in enumerate(self.builder.info.shape(value) or ())
+            (value, place, own) for value in values for place, own in enumerate(self.builder.info.sizes(value))
         ]
         whole = next((self.builder.dimension(value, place) for value, place, own in sizes if own == size), None)
         if whole is not None:
@@ -537,7 +537,7 @@ class LayoutEmitter:
         """A size that an input of the graph has, such as a batch that is one dimension with windows everywhere else;
         None where none has it."""
         for value in self.builder.graph.inputs:
-            for index, own in enumerate(self.builder.info.shape(value) or ()):
+            for index, own in enumerate(self.builder.info.sizes(value)):
                 if own == size:
                     return self.builder.dimension(value, index)
         return None

@@ -80,7 +80,7 @@ class Viewer:
 
     def base_dims(self, value: ir.Value) -> Arrangement:
         """New axes for the dimensions of a value; empty when its rank is unknown."""
-        return tuple(self.space.new(size) for size in self.info.shape(value) or ())
+        return tuple(self.space.new(size) for size in self.info.sizes(value))
 
     def base_view(self, value: ir.Value) -> View | None:
         """The value as its own base; None when its rank is unknown."""
@@ -140,7 +140,7 @@ class Viewer:
         if len(shape) > len(dims):
             raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
         aligned = dims[len(dims) - len(shape) :]
-        result = self.info.shape(node.outputs[0]) or ()
+        result = self.info.sizes(node.outputs[0])
         ones = {place for place, size in enumerate(result) if size == 1 and len(result) == len(dims)}
         for place, (size, dim) in enumerate(zip(shape, aligned, strict=True), len(dims) - len(shape)):
             counts_as_one = size.const == 1 or (size.const is None and place in ones)
@@ -152,7 +152,7 @@ class Viewer:
         """The view of an operand that is broadcast to an arrangement, in the axes of that arrangement. The view looks
         through no factors. Raises Decline where the operand is not proven to fit."""
         wanted = self.alignment(value, dims, node)
-        sizes = self.info.shape(value) or ()
+        sizes = self.info.sizes(value)
         # An operand that may enlarge the arrangement is its own base: an Expand above it may be what enlarges it.
         fits = all(size.const == 1 or size == self.space.size(dim) for size, dim in zip(sizes, wanted, strict=True))
         view = self.view(value, factors=False) if fits else self.base_view(value)

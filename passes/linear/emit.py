@@ -224,7 +224,7 @@ class Emitter:
         is 1, or 0 in a run without tokens. Where all sizes are written out, one may be its number or 0: the Reshape of
         a tensor without elements fails, as the file does."""
         is_closed = not any(self.match.is_open.get(letter, False) for letters in own for letter in letters)
-        for size, letters in zip(self.builder.info.shape(value) or (), own, strict=False):
+        for size, letters in zip(self.builder.info.sizes(value), own, strict=False):
             is_unit = not letters and size.upper is not None and size.upper <= 1
             is_open = any(self.match.is_open.get(letter, False) for letter in letters)
             if size.const is None and not is_unit and not is_open and not (is_closed and _is_whole_or_none(size)):

@@ -219,7 +219,7 @@ class Evaluation:
         if node.op_type not in SIZED and pairs <= LARGEST:
             return
         for output in node.outputs:
-            sizes = [dim.evaluate(self.sizes) for dim in self.info.shape(output) or ()]
+            sizes = [dim.evaluate(self.sizes) for dim in self.info.sizes(output)]
             known = without_none(sizes)
             if len(known) == len(sizes) and math.prod(known) > LARGEST:
                 raise TooLongError("a tensor of too many elements")

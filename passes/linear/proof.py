@@ -126,7 +126,7 @@ class InputSizes:
         """Those of a graph."""
         first, others = set[str](), set[str]()
         for value in graph.inputs:
-            for axis, dim in enumerate(info.shape(value) or ()):
+            for axis, dim in enumerate(info.sizes(value)):
                 (others if axis else first).update(names_of(dim))
         return InputSizes(frozenset(first), frozenset(others))
 
@@ -206,7 +206,7 @@ class Prover:
 
     def _named(self, values: Iterable[ir.Value | None]) -> set[str]:
         """The names in the sizes of these values."""
-        dims = {dim for value in dict.fromkeys(values) for dim in self.info.shape(value) or ()}
+        dims = {dim for value in dict.fromkeys(values) for dim in self.info.sizes(value)}
         return {name for dim in dims for name in names_of(dim)}
 
     def _point(

@@ -146,7 +146,7 @@ def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) ->
     """Is a product one with weights? A larger constant beside a product may be a first state, and so may zeros."""
     for value in node.inputs:
         if _holds_weights(value) and not _is_zero(value):
-            is_matrix = len(info.shape(value) or ()) <= MATRIX
+            is_matrix = len(info.sizes(value)) <= MATRIX
             if is_matrix or not any(depths.get(each, 0) for each in inputs_of(node)):
                 return True
     return False

@@ -75,7 +75,7 @@ class Lookup:
 
 def doubtful_lookups(graph: ir.Graph, facts: Facts) -> list[Lookup]:
     """The doubtful lookups of a graph."""
-    caches = [value for value in graph.inputs if len(facts.info.shape(value) or ()) == 4]
+    caches = [value for value in graph.inputs if len(facts.info.sizes(value)) == 4]
     found: list[Lookup] = []
     for node in nodes_of_type(graph, "And") if caches else ():
         lookups = limited_attempt(node, partial(_lookups, node, facts, caches))
@@ -135,4 +135,4 @@ def _is_window(condition: Formula, shape: Shape) -> bool:
 def _cache(shape: Shape, facts: Facts, caches: Sequence[ir.Value]) -> ir.Value | None:
     """The first input with as many rows as a mask has keys before those of its own rows."""
     before = shape[-1] - shape[-2]  # 2
-    return next((cache for cache in caches if (facts.info.shape(cache) or ())[2] == before), None)
+    return next((cache for cache in caches if facts.info.sizes(cache)[2] == before), None)

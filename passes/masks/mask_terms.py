@@ -141,7 +141,7 @@ def _repeats(view: View, viewer: Viewer) -> bool:
 
 def _resized(view: View, value: ir.Value, viewer: Viewer) -> bool:
     """Has the value other sizes than the dimensions of its view, in a run in which it has no elements?"""
-    shape = viewer.info.shape(value) or ()
+    shape = viewer.info.sizes(value)
     return any(viewer.space.size(dim) != size for dim, size in zip(view.dims, shape, strict=True))
 
 

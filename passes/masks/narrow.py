@@ -89,7 +89,7 @@ def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> 
 def _can_be_narrowed(move: Move, axis: int, info: ShapeInfo) -> bool:
     """Can the move be made of a narrowed source? An Expand needs a target of known length, unless the source has the
     other sizes; a Slice may not cut the dimension and others at once."""
-    shape = info.shape(move.result) or ()
+    shape = info.sizes(move.result)
     if isinstance(move, Stretched):
         own, target = info.shape(move.source), move.node.inputs[1]
         written = info.shape(target)

@@ -156,7 +156,7 @@ class ContiguousLabels:
         summed = set(places_of(node, len(shape)) or ())
         if not summed:
             return False
-        keeps = len(self.info.shape(node.outputs[0]) or ()) == len(shape)
+        keeps = len(self.info.sizes(node.outputs[0])) == len(shape)
         own = axis if keeps else [dimension for dimension in range(len(shape)) if dimension not in summed][axis]
         return own not in summed and self._is_monotone(_uncast(source), own)
 

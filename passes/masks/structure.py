@@ -240,7 +240,7 @@ def _other_sizes_along(
     """The sizes, other than 1 and that of the scores, which biases have along the rows or the keys."""
     wanted = viewer.space.resolve(axes)
     for term in beside:
-        shape = viewer.info.shape(term.operand.value) or ()
+        shape = viewer.info.sizes(term.operand.value)
         for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
             if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
                 continue

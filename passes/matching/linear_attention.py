@@ -179,7 +179,7 @@ class _Search:
     def recurrences(self, graph: ir.Graph) -> Iterator[LinearAttention]:
         """Case 4."""
         for output in graph.outputs:
-            rank = len(self.viewer.info.shape(output) or ())
+            rank = len(self.viewer.info.sizes(output))
             add = _source(output, ("Identity", "Cast")).producer()
             if rank < 3 or not is_op(add, "Add") or add.graph is not graph:
                 continue

@@ -295,7 +295,7 @@ def _is_of_softmax(value: ir.Value | None) -> bool:
 
 def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     """Does a node take a part of the last axis?"""
-    split, rank = split_of(node, viewer.info), len(viewer.info.shape(value) or ())
+    split, rank = split_of(node, viewer.info), len(viewer.info.sizes(value))
     if split is not None:
         return split.is_last
     cut = slice_bounds(node, viewer.info, rank) if is_op(node, "Slice") else None

@@ -383,7 +383,7 @@ def takes_scores(conv: ir.Node, viewer: Viewer) -> bool:
     path = if_possible(lambda: find_scores(source, viewer, True))
     if path is None or any(holds_weights(operand, viewer) for operand in path.product.operands):
         return False
-    shapes = [viewer.info.shape(value) or () for value in (path.product.output, source, conv.outputs[0])]
+    shapes = [viewer.info.sizes(value) for value in (path.product.output, source, conv.outputs[0])]
     return all(len(shape) == 4 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1
 
 

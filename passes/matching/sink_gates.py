@@ -78,7 +78,7 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
         return None
     reduction, sub = gated_product["total"].producer(), gated_product["difference"].producer()
     assert reduction is not None and sub is not None
-    rank = len(info.shape(scores) or ())
+    rank = len(info.sizes(scores))
     if places_of(reduction, rank) != [rank - 1]:
         return None
     layout = tuple(node for node in gated_product.nodes if plain(node) is not None)

@@ -196,7 +196,7 @@ def _of_softmax(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 
 def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
     """Case 1: the axis of a Softmax or LogSoftmax; none when that could not be told."""
-    shape = info.shape(scores) or ()
+    shape = info.sizes(scores)
     axes = axes_combined(node, len(shape), opset(node), info)
     if axes is None or len(axes) == 1:
         return tuple(axes or ())

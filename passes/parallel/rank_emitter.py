@@ -71,7 +71,7 @@ class RankEmitter(Operators):
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """The sizes of a value."""
-        sizes = [size.const for size in self.info.shape(value) or ()]
+        sizes = [size.const for size in self.info.sizes(value)]
         if self.info.shape(value) is None or None in sizes:
             raise Refusal(f"the sizes of {value.name!r} are not known before the run", self.place)
         return tuple(without_none(sizes))

@@ -183,7 +183,7 @@ def _present(cache: Joined, info: ShapeInfo) -> str:
     if cache.direct:
         outputs = outputs[:1]
     else:
-        wanted = list(info.shape(cache.past) or ())
+        wanted = list(info.sizes(cache.past))
         wanted[cache.axis] = cache.length
         outputs = [value for value in outputs if info.shape(value) == tuple(wanted)]
     if len(outputs) != 1:
@@ -250,7 +250,7 @@ def _name_alike(graph: ir.Graph, axes: Mapping[str, int]) -> None:
 
 def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tuple[Dim, dict[str, int]]:
     """The length of the sequence, and for each input that carries it the dimension. Raises Refusal."""
-    shapes = {value.name or "": info.shape(value) or () for value in graph.inputs if value.const_value is None}
+    shapes = {value.name or "": info.sizes(value) for value in graph.inputs if value.const_value is None}
     for name in given:
         if name not in shapes:
             raise Refusal(f"the input {name!r} has a default, which every rank has whole", None)
@@ -322,7 +322,7 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
         return {}
     axes = {}
     for value in graph.inputs:
-        dims = [dim for dim, size in enumerate(info.shape(value) or ()) if size in parts]
+        dims = [dim for dim, size in enumerate(info.sizes(value)) if size in parts]
         if dims and value.name is not None:
             axes[value.name] = dims[0]
     return axes

@@ -449,7 +449,7 @@ class Sharder(Operators):
         if size == self.length:
             return self.part[1]
         for value, own in self.inputs.items():
-            for dim, own_size in enumerate(self.info.shape(value) or ()):
+            for dim, own_size in enumerate(self.info.sizes(value)):
                 if own_size == size and self.axes.get(value.name or "") != dim:
                     return self.dimension(own, dim)
         return self._composed(size)

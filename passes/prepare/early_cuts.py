@@ -120,7 +120,7 @@ class _Packed:
         whole, place, info = operand_at(self.node, 0), self.perm[self.axis], builder.info
         if (joined := _merged_source(whole, place, info)) is None:
             return builder.split(whole, place, sizes)  # 4
-        inner = [size.const or 0 for size in (info.shape(whole) or ())[place + 1 :]]
+        inner = [size.const or 0 for size in info.sizes(whole)[place + 1 :]]
         width = math.prod(inner)
         parts = builder.split(joined, place, [size * width for size in sizes])  # 5
         targets = [builder.ints([*[0] * place, size, *inner]) for size in sizes]
@@ -224,7 +224,7 @@ def _gathered_cut(gather: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
 def _sliced_cut(node: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """Case 3."""
     part = node.outputs[0]
-    cut, own = cut_from(part, info), info.shape(part) or ()
+    cut, own = cut_from(part, info), info.sizes(part)
     if cut is None:
         return []
     _, axis, start = cut

@@ -123,7 +123,7 @@ def _range(indices: ir.Value, info: ShapeInfo) -> range:
         start = int(numbers.flat[0]) if numbers.size else -1
         found = range(start, start + numbers.size)
         return found if numbers.shape[1:] == (1,) and start >= 0 and list(numbers.flat) == list(found) else range(0)
-    line, shape = operand_at(indices.producer(), 0), info.shape(indices) or ()
+    line, shape = operand_at(indices.producer(), 0), info.sizes(indices)
     if not is_op(indices.producer(), "Unsqueeze") or len(shape) != 2 or shape[1] != 1 or shape[0].const is None:
         return range(0)
     cut = cut_from(line, info)
@@ -136,7 +136,7 @@ def _range(indices: ir.Value, info: ShapeInfo) -> range:
 
 def _moved(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[int, ...]]:
     """What a value is behind Transposes, and its dimensions in the order of the value; none of an unknown rank."""
-    order = list(range(len(info.shape(value) or ())))
+    order = list(range(len(info.sizes(value))))
     while is_op(node := value.producer(), "Transpose", "Identity"):
         perm = permutation(node, len(order)) if node.op_type == "Transpose" else list(range(len(order)))
         if perm is None:

@@ -148,7 +148,7 @@ class _Bypass:
 
     def _place(self, value: ir.Value, axis: int) -> int | None:
         """An axis of a value, counted from the first one."""
-        rank = len(self.info.shape(value) or ())
+        rank = len(self.info.sizes(value))
         return axis % rank if -rank <= axis < rank else None
 
     # -- values ---------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ class _Bypass:
         sequence = self.sequences.get(operand_at(node, 0))
         axis, stacked = int_attr(node, "axis", 0), bool(int_attr(node, "new_axis", 0))
         if isinstance(sequence, _Parts):
-            shape = self.info.shape(sequence.whole) or ()
+            shape = self.info.sizes(sequence.whole)
             if sequence.squeezed == stacked and axis in (sequence.axis, sequence.axis - len(shape)):
                 return sequence.whole
         elements = self._elements(node.inputs[0])
@@ -280,7 +280,7 @@ class _Bypass:
 
     def _equal_parts(self, whole: ir.Value, axis: int, part: int) -> tuple[int, ...] | None:
         """The sizes of parts of one size, of which the last may be smaller; None for an unknown number of parts."""
-        length = (self.info.shape(whole) or ())[axis].const
+        length = self.info.sizes(whole)[axis].const
         if not length or part < 1 or length > part * MOST_PARTS:
             return None
         return tuple(min(part, length - start) for start in range(0, length, part))

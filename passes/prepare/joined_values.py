@@ -131,7 +131,7 @@ def _read_alone(products: Sequence[ir.Node], reads: Sequence[ir.Value]) -> bool:
 
 def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
     """Case 3: do values differ in their last dimension alone, and are they not too large together?"""
-    shapes = [info.shape(value) or () for value in values]
+    shapes = [info.sizes(value) for value in values]
     if any(len(shape) < 2 for shape in shapes) or len({shape[:-1] for shape in shapes}) > 1:
         return False
     widths = [shape[-1].const for shape in shapes]
@@ -142,7 +142,7 @@ def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value
     """Case 3."""
     info = builder.info
     read, values = operand_at(products[0], 0), [operand_at(node, 1) for node in products]
-    shapes = [info.shape(value) or () for value in values]
+    shapes = [info.sizes(value) for value in values]
     last = len(shapes[0]) - 1
     joined = builder.concat(values, last)
     product = builder.matmul(read, joined)

@@ -110,7 +110,7 @@ class Operand:
 
     def sizes(self, info: ShapeInfo) -> Shape:
         """The sizes in the wanted order, 1 where it has no dimension."""
-        shape = info.shape(self.value) or ()
+        shape = info.sizes(self.value)
         return tuple(ONE if place is None else shape[place] for place in self.places)
 
     def arranged(self, builder: Builder) -> ir.Value:
@@ -244,7 +244,7 @@ def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> 
     whole = _concat_above(anchor.scores, info, MAX_STEPS)
     if whole is None:
         return None
-    rank, parts = len(info.shape(whole) or ()), _parts_of(whole, info)
+    rank, parts = len(info.sizes(whole)), _parts_of(whole, info)
     if not parts or anchor.axes != (rank - 1,):
         return None
     keys = Joined.of([part.keys for part in parts], rank - 2, info)
@@ -338,7 +338,7 @@ def _query_and_keys(
     (summed,) = product.summed
     query = Operand.of(product, side, (*product.out[:-1], summed))
     keys = Operand.of(product, 1 - side, (*product.out[:-2], key, summed))
-    if term is not None and not 0 < len(info.shape(term) or ()) <= len(shape):
+    if term is not None and not 0 < len(info.sizes(term)) <= len(shape):
         return None
     return _Part(query, keys, number, term)
 
@@ -354,7 +354,7 @@ def _joined_terms(parts: Sequence[_Part], keys: Joined, rank: int, builder: Buil
     operands = []
     for term in terms:
         own = term or zero
-        missing = rank - len(info.shape(own) or ())
+        missing = rank - len(info.sizes(own))
         operands.append(Operand(own, (*[None] * missing, *range(rank - missing))))
     return Joined.of(operands, rank - 1, info, keys.lengths)
 
@@ -381,7 +381,7 @@ def _products(cuts: Sequence[ir.Value], info: ShapeInfo) -> list[Contraction]:
     products: list[Contraction] = []
     for cut in cuts:
         product = contraction(only_reader(cut), info)
-        if product is None or len(product.out) != len(info.shape(cut) or ()):
+        if product is None or len(product.out) != len(info.sizes(cut)):
             return []
         products.append(product)
     if len({product.node for product in products}) < len(products):

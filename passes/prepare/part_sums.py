@@ -271,7 +271,7 @@ class _Elements:
 
     def _box_of(self, node: ir.Node, starts: Sequence[int], index: Index, box: Box) -> Box | None:
         """The part of a box that an assignment writes, whose places begin at these starts; None where it is unknown."""
-        shape, listed = (self.reader.info.shape(value) or () for value in operands(node)[:2])
+        shape, listed = (self.reader.info.sizes(value) for value in operands(node)[:2])
         if len(starts) > len(index):
             return None
         inner = list(box)

@@ -206,7 +206,7 @@ def _rms_norm_rotary(call: _Call) -> Results:
     kind = ir.DataType.FLOAT16 if int_attr(node, "output_fp16", 0) else BFLOAT16
     stride, start = call.size(x, 4), int_attr(node, "input_start", 0)
     width, turned = int_attr(node, "input_width", 0) or stride, int_attr(node, "rotary_embedding_dim", 0)
-    heads = (builder.info.shape(x) or ())[2].const
+    heads = builder.info.sizes(x)[2].const
     if heads is None or not (0 <= start <= start + width <= stride and 0 < turned <= width and turned % 2 == 0):
         raise _refused(node, f"{turned} of the {width} columns from {start} on do not lie in [B, S, heads, {stride}]")
     if (start, width) != (0, stride):

@@ -260,7 +260,7 @@ class IncreFlashMatcher:
             self._check_mask(bool(limits.scored))
         mask = self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask()
         assert mask is not None
-        shape = self.builder.info.shape(mask) or ()
+        shape = self.builder.info.sizes(mask)
         keys, batch = self.match.space.size(self.match.roles.kv_seq), self._size("query", 0)
         wanted: list[tuple[Dim | None, ...]] = [(batch, Dim(1), Dim(1))]
         if batch == 1:
@@ -310,7 +310,7 @@ class IncreFlashMatcher:
 
     def _is_by_head_and_key(self, shift: ir.Value) -> bool:
         """Is a bias [B or 1, N1, 1 or as many rows as the query, S2]?"""
-        shape = self.builder.info.shape(shift) or ()
+        shape = self.builder.info.sizes(shift)
         if len(shape) != 4:
             return False
         batch, heads, rows, keys = shape
@@ -324,7 +324,7 @@ class IncreFlashMatcher:
 
     def _size(self, name: str, axis: int) -> Dim | None:
         """The size of an input along an axis; None where it is unknown."""
-        sizes = self.builder.info.shape(self.inputs.get(name) or ABSENT) or ()
+        sizes = self.builder.info.sizes(self.inputs.get(name) or ABSENT)
         return dict(enumerate(sizes)).get(axis)
 
     def _caches(self) -> list[CacheSource]:

@@ -32,7 +32,7 @@ class IncreCall:
 
     def result(self, out: ir.Value, builder: Builder) -> ir.Value:
         """The operator's result `out`, with NaN for entries without keys where the model gave NaN."""
-        rank, dtype = len(builder.info.shape(out) or ()), builder.info.dtype(out)
+        rank, dtype = len(builder.info.sizes(out)), builder.info.dtype(out)
         if self.undefined is None or dtype is None:
             return out
         empty = builder.equal(self.undefined, builder.ints([0]))

@@ -208,7 +208,7 @@ class MaskBuilder:
         dims = [
             (dim, size)
             for view in views
-            for dim, size in zip(view.base_dims, self.builder.info.shape(view.base) or (), strict=True)
+            for dim, size in zip(view.base_dims, self.builder.info.sizes(view.base), strict=True)
             if not set(dim).isdisjoint(batch)
         ]
         if any(space.size(dim) != size for dim, size in dims):

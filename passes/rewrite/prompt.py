@@ -172,7 +172,7 @@ def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[st
 
 def _kv_heads(node: ir.Node, given: Mapping[str, ir.Value], layout: str, heads: object, info: ShapeInfo) -> int:
     """The number of key heads, which FlashAttentionScore takes from the shapes. Raises Decline."""
-    query, key = (info.shape(given[name]) or () for name in ("query", "key"))
+    query, key = (info.sizes(given[name]) for name in ("query", "key"))
     if isinstance(heads, int) and len(query) == len(key) == len(layout):
         kv_heads = _heads_in(query, key, layout, heads)
         if kv_heads:

@@ -169,7 +169,7 @@ class Needs:
         """Sizes that are not those of the plainest attention."""
         space, roles = self.match.space, self.match.roles
         depth, value_depth = space.size(roles.head_dim), space.size(roles.value_head_dim)
-        shapes = (self.info.shape(view.base) or () for view in self.match.views)
+        shapes = (self.info.sizes(view.base) for view in self.match.views)
         crossed = space.size(roles.q_seq) != space.size(roles.kv_seq)
         return {
             Feature.GROUPED: roles.kv_heads != roles.heads,

@@ -193,13 +193,13 @@ class StandardBuilder:
 
     def _declare(self, value: ir.Value) -> None:
         """Give a value the sizes that are known, because ONNX's inference takes an unknown width for 0."""
-        shape, dtype = self.emitter.builder.info.shape(value) or (), self.emitter.builder.info.dtype(value)
+        shape, dtype = self.emitter.builder.info.sizes(value), self.emitter.builder.info.dtype(value)
         if dtype is not None:
             value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
 
     def _rows_first(self, value: ir.Value) -> ir.Value:
         """New keys or values [B, N, S, D] as [B, S, N * D]."""
-        builder, dtype, shape = self.emitter.builder, self.match.dtype, self.emitter.builder.info.shape(value) or ()
+        builder, dtype, shape = self.emitter.builder, self.match.dtype, self.emitter.builder.info.sizes(value)
         batch, heads, rows, size = shape
         width = heads * size
         assert width.const is not None  # Roles.check_sizes
@@ -212,7 +212,7 @@ class StandardBuilder:
     def _check_proven(self) -> None:
         """Decline sizes that are not proven to agree: a past cannot be repeated."""
         roles, space = self.match.roles, self.match.space
-        sizes = [self.emitter.builder.info.shape(view.base) or () for view in self.match.views]
+        sizes = [self.emitter.builder.info.sizes(view.base) for view in self.match.views]
         short = any(shape[:1] == (Dim(1),) for shape in sizes) and space.size(roles.batch) != 1
         if short or space.may_broadcast(roles.batch) or space.may_broadcast(roles.q_seq):
             raise Decline(Code.SHAPE, "a past is not proven to have the batch size of the query", self.match.node)
@@ -221,7 +221,7 @@ class StandardBuilder:
         """The largest of these dimensions, int64 [1]; None where all are proven to be equal, or vouched for. Raises
         Decline."""
         builder, space = self.emitter.builder, self.match.space
-        shapes = [(value, axis, builder.info.shape(value) or ()) for value, axis in places]
+        shapes = [(value, axis, builder.info.sizes(value)) for value, axis in places]
         known = ((shape[axis], (value, axis)) for value, axis, shape in shapes if len(shape) >= abs(axis))
         sizes = {size: place for size, place in known if size.const != 1}
         if not space.may_broadcast(axes) or SAME_SIZES in self.facts.options.assume:
@@ -241,7 +241,7 @@ class StandardBuilder:
         operator refuses it.
         """
         space, destination = self.match.space, self.plan.destination
-        shape = self.emitter.builder.info.shape(destination.value) or ()
+        shape = self.emitter.builder.info.sizes(destination.value)
         own = set(space.resolve(axes))
         stated = [size for dim, size in zip(destination.dims, shape, strict=False) if own & set(space.resolve(dim))]
         if any(atom.op == "broadcast" for size in stated for atom in size.atoms):
@@ -265,7 +265,7 @@ class StandardBuilder:
     def _expanded(self, value: ir.Value, sizes: Mapping[int, ir.Value]) -> ir.Value:
         """An operand whose dimensions at these places are repeated to these sizes where they are 1."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
-        shape = list(builder.info.shape(value) or ())
+        shape = list(builder.info.sizes(value))
         counted = {0: roles.batch}
         wanted = {place: space.size(counted.get(place, roles.q_seq)) for place in sizes}
         certain = not space.may_broadcast(roles.batch) and not space.may_broadcast(roles.q_seq)
@@ -453,7 +453,7 @@ class StandardBuilder:
     def _whole(self, mask: ir.Value, query: ir.Value, key: ir.Value) -> ir.Value:
         """A mask, expanded to all rows and keys, and to all batch entries and heads where the runtime needs that."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
-        shape = builder.info.shape(mask) or ()
+        shape = builder.info.sizes(mask)
         groups = [roles.q_seq, roles.kv_seq]
         if self.attention.whole_mask:
             groups = [roles.batch, roles.heads, *groups]
@@ -475,7 +475,7 @@ class StandardBuilder:
         assert mask is not None
         kept = builder.cast(builder.not_(mask), INT32)
         flat = builder.squeeze(kept, (1, 2))
-        if list(builder.info.shape(flat) or ()) == [
+        if list(builder.info.sizes(flat)) == [
             self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)
         ]:
             return flat

@@ -84,7 +84,7 @@ def _sizes(
     of the query; statistics have the key heads between these two. Further sizes are constants.
     """
     if (own := inputs.get(name.removeprefix("d_"))) is not None and name.startswith("d_"):
-        return list(builder.info.shape(own) or ()) or None
+        return list(builder.info.sizes(own)) or None
     if name == "loss":
         return [Dim(1)]
     query = builder.info.shape(inputs["query"])

@@ -303,7 +303,7 @@ def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -
     if listed.wraps:
         dtype = builder.info.dtype(indices)
         assert dtype is not None
-        tokens = (builder.info.shape(key) or ())[1].const
+        tokens = builder.info.sizes(key)[1].const
         assert tokens is not None
         zero, length = (builder.constant(np.array(number, dtype.numpy()), "number") for number in (0, tokens))
         negative = builder.less(indices, zero)

@@ -107,7 +107,7 @@ class ScatteredList:
     @property
     def shape(self) -> Shape:
         """The dimensions of the tensor, the last of which is the keys, or blocks of keys."""
-        return self.info.shape(self.node.outputs[0]) or ()
+        return self.info.sizes(self.node.outputs[0])
 
     @property
     def excludes_the_rest(self) -> bool:
@@ -134,7 +134,7 @@ class ScatteredList:
             if self.info.dtype(source) not in INTEGERS:
                 return None
             source = operand_at(maker, 0)
-        rank = len(self.info.shape(source) or ())
+        rank = len(self.info.sizes(source))
         if not is_op(maker, "TopK") or source is not maker.outputs[1]:
             return None
         return maker if axis_in(int_attr(maker, "axis", -1), rank) == rank - 1 else None
@@ -178,7 +178,7 @@ class ScatteredList:
 
     def _without_last_axis(self, value: ir.Value) -> ir.Value | None:
         """The input of an Unsqueeze or Reshape that adds a last axis of size 1; None for other values."""
-        source, shape = operand_at(producer(value), 0), self.info.shape(value) or ()
+        source, shape = operand_at(producer(value), 0), self.info.sizes(value)
         if not is_op(producer(value), "Unsqueeze", "Reshape") or self.info.shape(source) != shape[:-1]:
             return None
         return source

@@ -131,6 +131,10 @@ class ShapeInfo:
         """The symbolic shape, None when not even the rank is known."""
         return self.fact(value).shape
 
+    def sizes(self, value: ir.Value | None) -> Shape:
+        """The symbolic shape, as far as one is known: () when not even the rank is."""
+        return self.fact(value).shape or ()
+
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The element type."""
         return self.fact(value).dtype
