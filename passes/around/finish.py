@@ -149,7 +149,7 @@ class _Finisher:
         made = self.builder.nodes_since(mark)
         swept = sweep(self.builder.graph, nodes)
         name = label(whole.producer())
-        return Around(label(node) or "", "fused", node.op_type, name, len(swept.nodes), len(made))
+        return Around(label(node), "fused", node.op_type, name, len(swept.nodes), len(made))
 
     def _weight(self, group: Group) -> ir.Value:
         """The joined weight, which is read when it is written."""

@@ -38,7 +38,16 @@ from fa_compiler.passes.around.rotary_ops import RotaryOp
 from fa_compiler.passes.around.standard import StandardFuser
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, is_read, operand_at, places_of, without_none
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    is_dead,
+    is_op,
+    is_read,
+    name_of,
+    operand_at,
+    places_of,
+    without_none,
+)
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite.node_view import node_view, prototype, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -286,14 +295,14 @@ class _Fuser:
         if broken is not None:
             raise Decline(Code.ILLEGAL, f"{node.op_type} {broken.refusal(options.platform)}", anchor, "")
         self._expect_plugin(node, anchor)
-        name, op = label(anchor) or "", node.op_type
+        name, op = label(anchor), node.op_type
         self.builder.graph.append(node)
         self.made.append(node)
         for index, old in wanted.items():
             replace_value(old, node.outputs[index] if behind is None else behind(node.outputs[index]))
         swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
         removed = sum(one in nodes for one, _ in swept.nodes)
-        return Around(name, "fused", op, node.name or "", replaced=removed, added=1 + more, rounded=rounded)
+        return Around(name, "fused", op, name_of(node), replaced=removed, added=1 + more, rounded=rounded)
 
     def _expect_plugin(self, node: ir.Node, anchor: ir.Node) -> None:
         """Raises Decline where the file is for the plugins of ATC's own parser, and none of them writes the node."""

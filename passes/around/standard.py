@@ -51,7 +51,7 @@ from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equa
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, is_read, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, is_read, name_of, operand_at
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
 
@@ -277,7 +277,7 @@ class StandardFuser:
         results: Mapping[ir.Value, ir.Value],
     ) -> Around:
         """Put what was made in the place of `nodes`; `results` are the values of the model with what replaces them."""
-        node, name = result.producer(), label(anchor) or ""
+        node, name = result.producer(), label(anchor)
         assert node is not None
         added = len(self.builder.nodes) - len(self.made)
         self.made.extend(self.builder.nodes[len(self.made) :])
@@ -286,4 +286,4 @@ class StandardFuser:
                 replace_value(old, self.builder.for_output(old, new), rename=old.is_graph_output())
         swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
         removed = sum(one in nodes for one, _ in swept.nodes)
-        return Around(name, "fused", node.op_type, node.name or "", replaced=removed, added=added, rounded=rounded)
+        return Around(name, "fused", node.op_type, name_of(node), replaced=removed, added=added, rounded=rounded)

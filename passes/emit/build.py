@@ -454,9 +454,7 @@ class LayoutEmitter:
     def _broadcast(self, size: Dim, values: Sequence[ir.Value]) -> ir.Value | None:
         """A size computed from values: one of them has it, or the sizes of several are broadcast to it. None where
         neither is so."""
-        sizes = [
-            (value, place, own) for value in values for place, own in enumerate(self.builder.info.sizes(value))
-        ]
+        sizes = [(value, place, own) for value in values for place, own in enumerate(self.builder.info.sizes(value))]
         whole = next((self.builder.dimension(value, place) for value, place, own in sizes if own == size), None)
         if whole is not None:
             return whole

@@ -166,7 +166,7 @@ class BufferRewrite:
             elif node.inputs[index] is value:  # false for an attention that already reads the buffer
                 ends = [builder.ints([0]), length, builder.ints([cache.axis])]
                 node.replace_input_with(index, builder.slice(buffer, *ends))
-                self.copied.setdefault(cache.past, []).append(label(node) or node.op_type)
+                self.copied.setdefault(cache.past, []).append(label(node))
 
     def _sizes(self, reader: ir.Node, cache: GrowingCache, length: ir.Value) -> ir.Value:
         """The result of a Shape on the first `length` rows of a buffer."""

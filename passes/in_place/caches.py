@@ -39,7 +39,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs, without_none
+from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, name_of, subgraphs, without_none
 from fa_compiler.passes.ir.signatures import SIGNATURES
 from fa_compiler.passes.ops.elementwise import WRITERS
 from fa_compiler.passes.ops.movers import PICKS
@@ -134,7 +134,7 @@ def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
 
 
 def _is_named(value: ir.Value) -> bool:
-    return any(word in (value.name or "").lower() for word in NAMES)
+    return any(word in name_of(value).lower() for word in NAMES)
 
 
 def _taking(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:

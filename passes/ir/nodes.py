@@ -40,6 +40,11 @@ ABSENT = ir.Value(name="")
 unknown."""
 
 
+def name_of(named: ir.Node | ir.Value | ir.TensorProtocol) -> str:
+    """The name of a node, value or tensor; "" where it has none."""
+    return named.name or ""
+
+
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Is this a node of the standard domain with one of these types? No node is of no type."""
     return node is not None and node.domain in STANDARD and node.op_type in op_types
@@ -184,7 +189,7 @@ def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         tensor.length,
         tensor.dtype,
         shape=tensor.shape,
-        name=tensor.name or "",
+        name=name_of(tensor),
         base_dir=tensor.base_dir,
     )
 

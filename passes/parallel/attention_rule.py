@@ -187,7 +187,7 @@ def add_collective(
         place_inputs(spec, forms),
         [ir.convenience.convert_attribute(name, value) for name, value in attrs.items()],
         num_outputs=len(outputs),
-        name=sharder.names.new(label(node) or "attention"),
+        name=sharder.names.new(label(node)),
     )
     given = dict(zip(spec.output_names, node.outputs, strict=False))
     for name, value in zip(outputs, made.outputs, strict=True):
@@ -308,7 +308,7 @@ def _sizes(
     if (reason := sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))) and RING not in refused:
         refused[RING] = reason
     return AttentionSizes(
-        name=label(node) or node.op_type,
+        name=label(node),
         heads=heads,
         key_heads=key_heads,
         width=size + value_width,

@@ -78,7 +78,7 @@ def _made(sharder: Sharder, node: ir.Node) -> ir.Node:
             raise Refusal(f"its {name} is not proven to be as long as the sequence", node)
         else:
             forms[name] = sharder.local(value, Place(axis), node)
-    sharder.handed.append(Handed(label(node) or node.op_type, _bytes(sharder, node, inputs, attrs)))
+    sharder.handed.append(Handed(label(node), _bytes(sharder, node, inputs, attrs)))
     read = is_read(node.outputs[-1]) and len(node.outputs) > 1
     names: Sequence[str] = collectives.STATE_OUTPUTS
     if not read:

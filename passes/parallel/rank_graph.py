@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, collectives
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import constant, remember_versions
+from fa_compiler.passes.ir.nodes import constant, name_of, remember_versions
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_attention import sequence_attention
 from fa_compiler.passes.parallel.rank_emitter import INT64, Rank, RankEmitter
@@ -61,7 +61,7 @@ def rank_graph(
     graph = made.graph
     graph.name = f"{graph.name or 'model'}_rank_{rank.number}"
     for value in graph.inputs:
-        axis = report.inputs.get(value.name or "")
+        axis = report.inputs.get(name_of(value))
         if value.name is not None and value.name in sizes:  # a weight may be an input, too
             shape = list(sizes[value.name])
             if axis is not None:

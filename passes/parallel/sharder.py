@@ -38,6 +38,7 @@ from fa_compiler.passes.ir.nodes import (
     int_attr,
     is_op,
     is_overridable,
+    name_of,
     subgraphs,
     values_read,
     without_none,
@@ -335,7 +336,7 @@ class Sharder(Operators):
             return self._initializer(value)
         if value not in self.inputs:
             raise Refusal(f"it reads {value.name!r}, which the graph does not make", None)
-        axis = self.axes.get(value.name or "")
+        axis = self.axes.get(name_of(value))
         if axis is None:
             return self.inputs[value]
         features = [size for dim, size in enumerate(self.shape(value, None)) if dim not in (0, axis)]
@@ -380,7 +381,7 @@ class Sharder(Operators):
     def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         node = value.producer()
         if node is None:
-            if value in self.inputs and place.alone and self.axes.get(value.name or "") == place.dim:
+            if value in self.inputs and place.alone and self.axes.get(name_of(value)) == place.dim:
                 return self.inputs[value]
             return self.take(value, place, reader)
         rule = LOCAL_RULES.get(node.op_type)
@@ -450,7 +451,7 @@ class Sharder(Operators):
             return self.part[1]
         for value, own in self.inputs.items():
             for dim, own_size in enumerate(self.info.sizes(value)):
-                if own_size == size and self.axes.get(value.name or "") != dim:
+                if own_size == size and self.axes.get(name_of(value)) != dim:
                     return self.dimension(own, dim)
         return self._composed(size)
 
@@ -599,7 +600,7 @@ class Sharder(Operators):
             tensor = ir.tensor(array, name=self.names.new(name))
             value = ir.Value(name=tensor.name, const_value=tensor)
             value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
-            self.initializers[tensor.name or ""] = value
+            self.initializers[name_of(tensor)] = value
             self._clones[key] = ir.node("Identity", [value])
         (known,) = self._clones[key].inputs
         assert known is not None
@@ -609,7 +610,7 @@ class Sharder(Operators):
 
     def _default(self, value: ir.Value) -> ir.Value:
         made = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-        self.initializers[self.names.new(value.name or "")] = made
+        self.initializers[self.names.new(name_of(value))] = made
         return made
 
     def _initializer(self, value: ir.Value) -> ir.Value:
@@ -623,8 +624,8 @@ class Sharder(Operators):
 
     def _input(self, value: ir.Value) -> ir.Value:
         """The rank's own input, with a name for the size of its part."""
-        axis = self.axes.get(value.name or "")
-        made = ir.Value(name=self.names.new(value.name or ""), type=value.type)
+        axis = self.axes.get(name_of(value))
+        made = ir.Value(name=self.names.new(name_of(value)), type=value.type)
         if value.shape is not None:
             sizes = list(value.shape)
             if axis is not None:
@@ -633,7 +634,7 @@ class Sharder(Operators):
         return made
 
     def _find_touched(self) -> set[ir.Value]:
-        touched = {value for value in self.graph.inputs if (value.name or "") in self.axes}
+        touched = {value for value in self.graph.inputs if name_of(value) in self.axes}
         for node in self.graph:
             if not is_op(node, "Shape", "Size") and any(value in touched for value in values_read(node)):
                 touched.update(node.outputs)

@@ -68,7 +68,7 @@ def join_values(
         products = _products(group, info)
         if not products:
             continue
-        first, twins = group[0], tuple(label(anchor.node) or "" for anchor in group[1:])
+        first, twins = group[0], tuple(label(anchor.node) for anchor in group[1:])
         with Trial(new_builder()) as trial:
             outputs = [node.outputs[0] for node in products]
             trial.replace(*zip(outputs, _emitted(products, trial.builder), strict=True))

@@ -69,7 +69,7 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
                 if new is not None and is_read(old):
                     builder.replace(old, new)
             graph.remove(node, safe=True)
-            written.setdefault(node.op_type, []).append(label(node) or "")
+            written.setdefault(node.op_type, []).append(label(node))
             changed = True
         if changed:
             restore_order(graph)

@@ -68,7 +68,7 @@ def node_view(node: ir.Node, info: ShapeInfo) -> NodeView:
     outputs = [output if output.name else None for output in node.outputs]
     return NodeView(
         op_type=node.op_type,
-        name=label(node) or "",
+        name=label(node),
         inputs=_infos(bind_inputs(spec, list(node.inputs), attrs), info),
         outputs=_infos(bind_outputs(spec, outputs, attrs), info),
         attrs=attrs,

@@ -25,7 +25,7 @@ from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, producer, without_none
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, name_of, producer, without_none
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement
 from fa_compiler.passes.layout.views import View
@@ -480,7 +480,7 @@ class Rewriter:
         attrs.update({**self._row_attrs(match), **mask_attrs})
         node = registry_node(spec, inputs, attrs, self.builder)
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
-            output.name = self._output_name(node.name or "", declared.name, statistics)
+            output.name = self._output_name(name_of(node), declared.name, statistics)
             output.dtype = ir.DataType.FLOAT
         node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
         self._declare_shapes(match, plan, node)

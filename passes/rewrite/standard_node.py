@@ -475,9 +475,7 @@ class StandardBuilder:
         assert mask is not None
         kept = builder.cast(builder.not_(mask), INT32)
         flat = builder.squeeze(kept, (1, 2))
-        if list(builder.info.sizes(flat)) == [
-            self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)
-        ]:
+        if list(builder.info.sizes(flat)) == [self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)]:
             return flat
         whole = [builder.dimension(query, 0), builder.dimension(key, self.plan.key_layout.index("S"))]
         return builder.expand(flat, builder.concat(whole, 0))
