@@ -63,6 +63,7 @@ from fa_compiler.passes.ir.nodes import (
     float_attr,
     inputs_of,
     int_attr,
+    ints_attr,
     is_op,
     only_reader,
     operand_at,
@@ -155,8 +156,7 @@ def _width(node: ir.Node, info: ShapeInfo) -> int | None:
 
 def _numbers(node: ir.Node, name: str) -> tuple[int, ...]:
     """An attribute that is a list of integers."""
-    given = node.attributes.get(name)
-    return ATTRIBUTES[name] if given is None else tuple(given.as_ints())
+    return tuple(ints_attr(node, name, ATTRIBUTES[name]))
 
 
 def _only(node: ir.Node, name: str) -> int:

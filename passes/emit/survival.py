@@ -37,8 +37,8 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     int_attr,
     is_op,
+    makers_of,
     operand_at,
-    producer,
     reached,
     values_read,
 )
@@ -80,7 +80,7 @@ def _needed_by(nodes: Iterable[ir.Node]) -> list[ir.Node]:
 
 
 def _makers(node: ir.Node) -> list[ir.Node]:
-    return [maker for value in values_read(node) if (maker := producer(value)) is not None]
+    return makers_of(values_read(node))
 
 
 def _change(nodes: Iterable[ir.Node], info: ShapeInfo, names: Names, change: _Change) -> None:

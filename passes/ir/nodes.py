@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TypeGuard, TypeVar
 
@@ -58,6 +58,11 @@ def nodes_of_type(nodes: Iterable[ir.Node | None], *op_types: str) -> Iterator[i
 def producer(value: ir.Value | None) -> ir.Node | None:
     """The node that makes the value; None for graph inputs, initializers and absent inputs."""
     return None if value is None else value.producer()
+
+
+def makers_of(values: Iterable[ir.Value | None]) -> list[ir.Node]:
+    """The nodes that make values, those without one left out."""
+    return without_none(map(producer, values))
 
 
 def source_through(value: ir.Value, *op_types: str) -> ir.Value:
@@ -228,17 +233,20 @@ def equal_values(one: ir.Value | None, other: ir.Value | None, limit: int = 64) 
 def equal_numbers(one: ir.Value, other: ir.Value) -> bool:
     """Do two values hold the same numbers in every run, as `equal_values`, or as constants of whatever type? Booleans
     are 0 and 1."""
-    left, right = constant(one), constant(other)
-    folded = left is not None and right is not None and np.array_equal(left, right)
-    return folded or equal_values(one, other)
+    return _are_constants(one, other, np.array_equal) or equal_values(one, other)
 
 
 def _are_one(one: ir.Value | None, other: ir.Value | None) -> bool:
     """Are these the same value, absent both, or constants of the same content?"""
-    if one is other:
-        return True
+    return one is other or _are_constants(one, other, _same_content)
+
+
+def _are_constants(
+    one: ir.Value | None, other: ir.Value | None, agree: Callable[[np.ndarray, np.ndarray], bool]
+) -> bool:
+    """Are these two constants that agree?"""
     left, right = constant(one), constant(other)
-    return left is not None and right is not None and _same_content(left, right)
+    return left is not None and right is not None and agree(left, right)
 
 
 def _same_content(one: np.ndarray, other: np.ndarray) -> bool:
@@ -280,12 +288,17 @@ def _same_attributes(one: ir.Node, other: ir.Node) -> bool:
 def _same_attribute(one: ir.Attr, other: ir.Attr) -> bool:
     if one.is_ref() or other.is_ref() or one.type != other.type:
         return False
-    if one.type == ir.AttributeType.TENSOR:
-        return _same_content(one.as_tensor().numpy(), other.as_tensor().numpy())
-    if one.type == ir.AttributeType.FLOAT:
-        return _same_content(np.array(one.as_float()), np.array(other.as_float()))
-    plain = (ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.INTS)
-    return bool(one.type in plain and one.value == other.value)
+    if (array := _ARRAYS.get(one.type)) is not None:
+        return _same_content(array(one), array(other))
+    return bool(one.type in _PLAIN and one.value == other.value)
+
+
+_ARRAYS: Mapping[ir.AttributeType, Callable[[ir.Attr], np.ndarray]] = {
+    ir.AttributeType.TENSOR: lambda attr: attr.as_tensor().numpy(),
+    ir.AttributeType.FLOAT: lambda attr: np.array(attr.as_float()),
+}
+_PLAIN = (ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.INTS)
+"""The types of attributes that are compared: by their bits, and as they are."""
 
 
 def is_overridable(value: ir.Value | None) -> bool:
@@ -341,9 +354,8 @@ def graph_opset(graph: ir.Graph, domain: str = "") -> int:
 def remember_imports(body: ir.Graph | ir.Function) -> None:
     """Store in every subgraph of a main graph or function the imports of that graph or function, which apply to it."""
     for node in all_nodes(body):
-        if node.attributes:
-            for graph in subgraphs(node):
-                graph.meta[IMPORTS] = body.opset_imports
+        for graph in subgraphs(node):
+            graph.meta[IMPORTS] = body.opset_imports
 
 
 def remember_versions(model: ir.Model) -> list[ir.Graph]:
@@ -379,10 +391,10 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
         return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
 
     def makers(node: ir.Node) -> Iterator[ir.Node]:
-        nodes = map(producer, node.inputs)
-        return (maker for maker in nodes if maker is not None and maker.graph is graph)
+        return (maker for maker in makers_of(node.inputs) if maker.graph is graph)
 
-    alive = set(reached((node for node in graph if any(map(is_needed, node.outputs))), makers))
+    needed = (node for node in graph if any(map(is_needed, node.outputs)))
+    alive = set(reached(needed, makers))
     return frozenset(node for node in graph if node not in alive)
 
 
@@ -396,6 +408,12 @@ def float_attr(node: ir.Node, name: str, default: float) -> float:
     """The value of a float attribute, or its default."""
     attr = node.attributes.get(name)
     return default if attr is None else attr.as_float()
+
+
+def ints_attr(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
+    """The integers of an attribute, or its default."""
+    attr = node.attributes.get(name)
+    return list(default if attr is None else attr.as_ints())
 
 
 def text_attr(node: ir.Node, name: str, default: str) -> str:
@@ -412,10 +430,8 @@ def text_attr(node: ir.Node, name: str, default: str) -> str:
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
     """The input dimension of each output dimension of a Transpose; None where its `perm` is no permutation of this
     rank."""
-    attr, places = node.attributes.get("perm"), list(range(rank))
-    if attr is None:
-        return places[::-1]
-    perm = list(attr.as_ints())
+    places = list(range(rank))
+    perm = ints_attr(node, "perm", places[::-1])
     return perm if sorted(perm) == places else None
 
 
@@ -444,14 +460,13 @@ def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """The nodes of a body and of the subgraphs in it. A node comes before the nodes of its subgraphs."""
     for node in body:
         yield node
-        if node.attributes:
-            for graph in subgraphs(node):
-                yield from all_nodes(graph)
+        for graph in subgraphs(node):
+            yield from all_nodes(graph)
 
 
 def all_graphs(model: ir.Model) -> list[ir.Graph]:
     """The main graph and the subgraphs in it."""
-    inner = (graph for node in all_nodes(model.graph) if node.attributes for graph in subgraphs(node))
+    inner = chain.from_iterable(map(subgraphs, all_nodes(model.graph)))
     return list(dict.fromkeys([model.graph, *inner]))
 
 
@@ -471,10 +486,11 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     subgraphs."""
     bodies = subgraphs(node)
     if not bodies:
-        return [value for value in node.inputs if value is not None]
-    inner = [value for body in bodies for reader in all_nodes(body) for value in reader.inputs]
-    returned = [value for body in bodies for value in body.outputs]
-    return [value for value in (*node.inputs, *inner, *returned) if value is not None]
+        return without_none(node.inputs)
+    readers = chain.from_iterable(map(all_nodes, bodies))
+    inner = chain.from_iterable(reader.inputs for reader in readers)
+    returned = chain.from_iterable(body.outputs for body in bodies)
+    return without_none([*node.inputs, *inner, *returned])
 
 
 def inner_values(value: ir.Value) -> list[ir.Value] | None:
@@ -515,7 +531,7 @@ def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value
 
 def others_of(node: ir.Node, value: ir.Value) -> list[ir.Value]:
     """The inputs that are given to a node beside a value."""
-    return [other for other in node.inputs if other is not None and other is not value]
+    return [other for other in without_none(node.inputs) if other is not value]
 
 
 def output_of(node: ir.Node | None) -> ir.Value | None:
@@ -528,4 +544,4 @@ def inputs_of(node: ir.Node | None, *op_types: str) -> list[ir.Value]:
     such node."""
     if node is None or (op_types and not is_op(node, *op_types)):
         return []
-    return [value for value in node.inputs if value is not None]
+    return without_none(node.inputs)

@@ -18,6 +18,7 @@ from fa_compiler.passes.ir.nodes import (
     constant,
     inputs_of,
     int_attr,
+    ints_attr,
     is_op,
     outputs_of,
     subgraphs,
@@ -465,5 +466,4 @@ def _stacked(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _listed(node: ir.Node, name: str, count: int) -> list[int]:
-    attr = node.attributes.get(name)
-    return [0] * count if attr is None else list(attr.as_ints())
+    return ints_attr(node, name, [0] * count)

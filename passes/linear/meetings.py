@@ -61,7 +61,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op, producer, without_none
+from fa_compiler.passes.ir.nodes import int_attr, is_op, makers_of, without_none
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
@@ -413,7 +413,7 @@ def _is_behind(node: ir.Node, others: Collection[ir.Node]) -> bool:
     """Does a node read what one of these nodes makes?"""
     found, pending = {node}, [node]
     while pending:
-        makers = {*without_none(map(producer, pending.pop().inputs))} - found
+        makers = {*makers_of(pending.pop().inputs)} - found
         if not makers.isdisjoint(others):
             return True
         found |= makers

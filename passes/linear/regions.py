@@ -29,6 +29,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     is_op,
     is_weight,
+    makers_of,
     outputs_of,
     reached,
     readers_of,
@@ -242,7 +243,7 @@ def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node
 def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo) -> set[ir.Node]:
     """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions."""
     nodes = set[ir.Node]()
-    pending = [maker for value in exits if (maker := value.producer()) is not None]
+    pending = makers_of(exits)
     while pending and len(nodes) <= MOST_NODES:
         node = pending.pop()
         if node in nodes or node.graph is not graph or not _is_evaluated(node, info, depths):

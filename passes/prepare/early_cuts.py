@@ -44,6 +44,7 @@ from fa_compiler.passes.ir.nodes import (
     int_attr,
     is_op,
     is_weight,
+    makers_of,
     nodes_of_type,
     only_reader,
     operand_at,
@@ -102,7 +103,7 @@ class _Packed:
     @property
     def readers(self) -> list[ir.Node]:
         """The nodes that cut."""
-        return list(dict.fromkeys(maker for cut in self.cuts if (maker := cut.value.producer()) is not None))
+        return list(dict.fromkeys(makers_of(cut.value for cut in self.cuts)))
 
     def move(self, builder: Builder) -> None:
         """Make the cuts before the Transpose, and let the readers of the old ones read them."""

@@ -29,7 +29,16 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import constant, is_op, only_reader, operand_at, permutation, sole, text_attr
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    is_op,
+    makers_of,
+    only_reader,
+    operand_at,
+    permutation,
+    sole,
+    text_attr,
+)
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.ops.parts import cut_from
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -45,7 +54,7 @@ def join_parts(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> boo
             builder.replace(filled.value, filled.join(builder))
         if all_filled:
             restore_order(graph)
-            sweep(graph, [node for filled in all_filled if (node := filled.value.producer()) is not None])
+            sweep(graph, makers_of(filled.value for filled in all_filled))
     return any(all_filled for _, all_filled in by_graph)
 
 

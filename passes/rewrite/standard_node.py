@@ -24,7 +24,7 @@ from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_RO
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import LayoutEmitter
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of, makers_of, operand_at
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.masks.band import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
@@ -112,7 +112,7 @@ class StandardBuilder:
         """The results of the Concats that made key and value, each with the one of the node that takes its place; none
         if an input of the node needs one of them."""
         wholes = [grown.whole for grown in self.attention.grown]
-        concats = [concat for whole in wholes if (concat := whole.producer()) is not None]
+        concats = makers_of(wholes)
         if any(depends(value, concat) for value in inputs_of(node) for concat in concats):
             return []
         return list(zip(wholes, node.outputs[1:], strict=False))
