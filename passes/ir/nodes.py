@@ -97,6 +97,13 @@ def without_none(items: Iterable[T | None]) -> list[T]:
     return [item for item in items if item is not None]
 
 
+def all_known(items: Iterable[T | None]) -> list[T] | None:
+    """The items; None where one of them is None."""
+    listed = list(items)
+    known = without_none(listed)
+    return known if len(known) == len(listed) else None
+
+
 def sole(items: Iterable[T] | None) -> T | None:
     """The only item; None where there is none, where there are several, and where they are unknown."""
     ahead = [] if items is None else list(islice(items, 2))

@@ -61,7 +61,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op, makers_of, without_none
+from fa_compiler.passes.ir.nodes import all_known, int_attr, is_op, makers_of, without_none
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
@@ -303,7 +303,7 @@ def _sums(numbers: Sequence[int]) -> set[int]:
     return set().union(*found)
 
 
-@dataclass
+@dataclass(eq=False)
 class Meetings:
     """What the nodes of a region read at several points, and the sizes of what enters it."""
 
@@ -332,10 +332,18 @@ class Meetings:
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
 
+    def ask(self, size: Dim) -> None:
+        """Note a size that was asked for."""
+        self.sizes.add(size)
+
+    def bend(self, node: ir.Node) -> None:
+        """Note a loop that is bent."""
+        self.bent.add(node)
+
     def make(self, value: ir.Value, tensors: Sequence[Tensor]) -> None:
         """Note what a node of a region makes, outside of bodies, that is read, known in every run and small."""
-        arrays = without_none(tensor.exact for tensor in tensors)
-        if value.uses() and len(arrays) == len(tensors) and sum(array.size for array in arrays) <= SMALL:
+        arrays = all_known(tensor.exact for tensor in tensors)
+        if value.uses() and arrays is not None and sum(array.size for array in arrays) <= SMALL:
             shapes, numbers = (array.shape for array in arrays), (array.tobytes() for array in arrays)
             self.made.setdefault(value, set()).add((tuple(shapes), tuple(numbers)))
 
@@ -371,6 +379,29 @@ class Meetings:
         """What is noted of the nodes that count."""
         nodes = dict.fromkeys(node for point in self.points for node in point if counts(node))
         return [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
+
+
+class Unnoted(Meetings):
+    """What stands for meetings that nobody asks for: nothing is noted."""
+
+    def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
+        """Nothing is noted of what a node reads."""
+
+    def ask(self, size: Dim) -> None:
+        """Nothing is noted of a size."""
+
+    def bend(self, node: ir.Node) -> None:
+        """Nothing is noted of a loop."""
+
+    def make(self, value: ir.Value, tensors: Sequence[Tensor]) -> None:
+        """Nothing is noted of what a node makes."""
+
+    def gives_same(self, node: ir.Node, tensors: Iterable[Tensor]) -> bool:
+        """Nobody asks."""
+        return True
+
+
+UNNOTED = Unnoted()
 
 
 def _read(met: Sequence[_Met]) -> Numbers:

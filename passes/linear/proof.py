@@ -38,7 +38,7 @@ from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import AROUND, SMALL, Lengths, Verdict, right_lengths
-from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, Meetings, Numbers, names_of
+from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, UNNOTED, Meetings, Numbers, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
@@ -214,7 +214,7 @@ class Prover:
         length: int,
         number: int,
         most: int = 0,
-        meetings: Meetings | None = None,
+        meetings: Meetings = UNNOTED,
         apart: Mapping[str, int] = MappingProxyType({}),
         freed: frozenset[ir.Node] = frozenset(),
     ) -> Evaluation:
