@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import float_attr, input_of, inputs_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import all_known, float_attr, input_of, inputs_of, int_attr, is_op, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.linear import PRODUCTS, einsum_terms
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -187,3 +187,14 @@ def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:
     if not dots:
         return tuple(term)
     return (*before, *batch, *after)
+
+
+def is_outer_product(node: ir.Node | None, info: ShapeInfo) -> bool:
+    """Is a node a Mul whose result is larger than both of its operands?"""
+    if not is_op(node, "Mul"):
+        return False
+    shapes = all_known(map(info.shape, (*node.inputs, *node.outputs)))
+    if shapes is None:
+        return False
+    *factors, product = (sum(size.const != 1 for size in shape) for shape in shapes)
+    return max(factors) < product

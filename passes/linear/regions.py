@@ -36,8 +36,8 @@ from fa_compiler.passes.ir.nodes import (
     reached,
     readers_of,
     values_read,
-    without_none,
 )
+from fa_compiler.passes.layout.contraction import is_outer_product
 from fa_compiler.passes.linear.operators import RULES, holds, is_followed
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.linear import PRODUCTS
@@ -196,17 +196,10 @@ def _moved_from(value: ir.Value) -> Sequence[ir.Value]:
 
 
 def _multiplies(node: ir.Node, info: ShapeInfo) -> bool:
-    """Is a node a sum of products, a running sum, or an outer product, which is larger than both operands and has no
-    fixed one?"""
+    """Is a node a sum of products, a running sum, or an outer product without a fixed operand?"""
     if is_op(node, *SUMMING):
         return _is_float(node.outputs[0], info)
-    if not is_op(node, "Mul"):
-        return False
-    shapes = without_none(map(info.shape, (*node.inputs, *node.outputs)))
-    if len(shapes) < 3:
-        return False
-    *factors, product = (sum(size.const != 1 for size in shape) for shape in shapes)
-    return max(factors) < product and not any(map(_is_fixed, operands(node)))
+    return is_outer_product(node, info) and not any(map(_is_fixed, operands(node)))
 
 
 def _is_exit(value: ir.Value, depths: Mapping[ir.Value, int]) -> bool:
