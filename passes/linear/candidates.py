@@ -89,7 +89,7 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
 def _whole(value: ir.Value) -> ir.Value:
     """What a value is a part of, or holds in another arrangement."""
     node = value.producer()
-    while node is not None and is_op(node, *MOVERS) and (source := node.inputs[0]) is not None:
+    while is_op(node, *MOVERS) and (source := node.inputs[0]) is not None:
         value, node = source, source.producer()
     return value
 
@@ -123,7 +123,7 @@ def downstream(region: Region) -> list[ir.Value]:
 
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
-        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, *FOUR_OPERATIONS, "Where"):
+        if is_op(node, *MOVERS, *ARITHMETIC, *FOUR_OPERATIONS, "Where"):
             deep = [each for each in inputs_of(node) if region.depth(each)]
             yield from deep if len(deep) == 1 else ()
 

@@ -339,7 +339,7 @@ class Prover:
                 states[value] = state
                 continue
             node = value.producer()
-            if node is None or not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Where", "Concat"):
+            if not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Where", "Concat"):
                 return None
             pending.extend(inputs_of(node))
         return tuple(outputs.values()), tuple(states.values())

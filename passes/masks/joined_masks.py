@@ -42,7 +42,7 @@ def _bias_and_mask(term: Term, values: TermValues) -> tuple[Term, ...]:
         return ()
     joined = _before_moves(term, values.viewer)
     node = joined.value.producer()
-    if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
+    if not is_op(node, "Add", "Where") or None in node.inputs:
         return ()
     operands = [
         replace(joined, value=operand, dims=values.viewer.alignment(operand, joined.dims, node))

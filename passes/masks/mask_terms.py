@@ -76,7 +76,7 @@ def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
     """Views of the two tensors whose sum is the base of a view, if one of them is repeated: a relative position bias
     plus the mask of shifted windows, which is the same for each image. Empty for other bases."""
     adder = view.base.producer()
-    if adder is None or not is_op(adder, "Add"):
+    if not is_op(adder, "Add"):
         return ()
     operands = inputs_of(adder)
     views = if_possible(lambda: tuple(viewer.broadcast_view(operand, view.base_dims, adder) for operand in operands))

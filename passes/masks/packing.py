@@ -199,7 +199,7 @@ class ContiguousLabels:
             return False
         compared = source_through(value, "Not")
         node, shape = compared.producer(), self.info.shape(compared)
-        if node is None or shape is None or not is_op(node, *ORDERINGS):
+        if shape is None or not is_op(node, *ORDERINGS):
             return False
         positions = Positions(self.info, shape)
         operands = positions.operands(node, positions.identity_index)
@@ -213,7 +213,7 @@ class ContiguousLabels:
 def _uncast(value: ir.Value) -> ir.Value | None:
     """The source of a Cast, such as truth values that are summed; None where the value is no Cast."""
     node = value.producer()
-    if node is None or not is_op(node, "Cast"):
+    if not is_op(node, "Cast"):
         return None
     return node.inputs[0]
 

@@ -333,7 +333,7 @@ class _Sizes:
     def _rest(self, value: ir.Value) -> int:
         """1 for 1 - x and -1 for x - 1, in integers or float32, moved or not; 0 for anything else."""
         node = element_source(value, "Cast").producer()
-        if node is None or not is_op(node, "Sub"):
+        if not is_op(node, "Sub"):
             return 0
         dtype = self.facts.info.dtype(node.outputs[0])
         ones = [self.facts.sets.only(operand) for operand in node.inputs]
@@ -447,7 +447,7 @@ def is_whole(value: ir.Value | None, facts: Facts) -> bool:
                 return False
             continue
         node = current.producer()
-        if node is None or not is_op(node, *WHOLE):
+        if not is_op(node, *WHOLE):
             return False
         pending.extend(_combined(node))
     return True

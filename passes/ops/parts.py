@@ -81,14 +81,14 @@ class Parts:
 
 def concat_of(node: ir.Node | None, known: Known) -> Parts | None:
     """What a Concat joins; None for other nodes, and where the rank is unknown."""
-    if node is None or not is_op(node, "Concat"):
+    if not is_op(node, "Concat"):
         return None
     return _parts(node, node.outputs[0], inputs_of(node), CONCAT_AXIS, known)
 
 
 def split_of(node: ir.Node | None, known: Known) -> Parts | None:
     """What a Split cuts; None for other nodes, and where the rank is unknown."""
-    if node is None or not is_op(node, "Split"):
+    if not is_op(node, "Split"):
         return None
     return _parts(node, operand_at(node, 0), node.outputs, SPLIT_AXIS, known)
 
@@ -116,7 +116,7 @@ def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
     there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
-    if node is None or not is_op(node, "Slice", "Split"):
+    if not is_op(node, "Slice", "Split"):
         return None
     source = input_of(node, 0)
     shape, whole = known.shape(value), known.shape(source)
