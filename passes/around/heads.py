@@ -54,8 +54,8 @@ def into_heads(value: ir.Value, info: ShapeInfo) -> Heads | None:
     flat = info.shape(value)
     if not is_op(node, "Reshape") or not flat or node.outputs[0].is_graph_output():
         return None
-    shape = info.shape(node.outputs[0])
-    if shape is None or len(shape) != len(flat) + 1 or shape[:-2] != flat[:-1]:
+    shape = info.sizes(node.outputs[0])
+    if len(shape) != len(flat) + 1 or shape[:-2] != flat[:-1]:
         return None
     count, size = shape[-2].const, shape[-1].const
     return Heads(node, count, size) if count and size and count * size == flat[-1] else None  # 1

@@ -160,8 +160,8 @@ def _part(node: ir.Node, info: ShapeInfo) -> Part | None:
     if not is_op(node, "MatMul", "Gemm"):  # 1
         return None
     weight = operand_at(node, 1)
-    shape = info.shape(weight)
-    if not _is_fixed(weight) or shape is None or len(shape) != 2 or not _is_plain(node):
+    shape = info.sizes(weight)
+    if not _is_fixed(weight) or len(shape) != 2 or not _is_plain(node):
         return None
     columns = shape[not _is_transposed(node)].const
     if not columns or len(info.sizes(node.outputs[0])) < 2:

@@ -227,8 +227,8 @@ def _written_out(joined: _Joined, info: ShapeInfo) -> Rotary | None:
 
 def _of_complex_numbers(found: Rotary, info: ShapeInfo) -> Rotary | None:
     """The rotation of a tensor whose pairs are the parts of complex numbers; None where they are not."""
-    shape, cut, last = info.shape(found.x), found.x.producer(), sole(data_readers(found.result))
-    if shape is None or len(shape) != 5 or shape[-1] != 2 or not is_op(last, "Reshape"):
+    shape, cut, last = info.sizes(found.x), found.x.producer(), sole(data_readers(found.result))
+    if len(shape) != 5 or shape[-1] != 2 or not is_op(last, "Reshape"):
         return None
     result, whole = last.outputs[0], _without_pairs(shape)
     if info.shape(result) != whole:  # 15

@@ -210,8 +210,8 @@ class StandardFuser:
     def _flat_source(self, x: ir.Value) -> ir.Value | None:
         """The rows that a Reshape cuts into heads, where that makes x."""
         node, info = x.producer(), self.facts.info
-        shape, rows = info.shape(x), info.shape(operand_at(node, 0))
-        if not is_op(node, "Reshape") or shape is None or rows is None or len(rows) != 3:
+        shape, rows = info.shape(x), info.sizes(operand_at(node, 0))
+        if not is_op(node, "Reshape") or shape is None or len(rows) != 3:
             return None
         return operand_at(node, 0) if rows == (shape[0], shape[1], shape[2] * shape[3]) else None
 

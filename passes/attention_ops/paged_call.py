@@ -77,8 +77,8 @@ class PagedCall(CachedCall):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise self.decline(f"its num_heads is {heads} and its kv_num_heads {kv_heads}")
         for name in CACHES[: 1 if self.is_latent else 2]:
-            shape = self.facts.info.shape(self.required(name))
-            if shape is None or len(shape) != 4 or [each.const for each in shape[2:]] != [kv_heads, size]:
+            shape = self.facts.info.sizes(self.required(name))
+            if len(shape) != 4 or [each.const for each in shape[2:]] != [kv_heads, size]:
                 raise self.decline(f"its caches are not proven to have {kv_heads} heads of {size}")
         width = int_attr(self.node, "v_head_size", 0) or size
         if width != size or self.is_latent:

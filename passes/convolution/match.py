@@ -143,9 +143,9 @@ def convolution(node: ir.Node, info: ShapeInfo) -> Convolution | None:
 
 def _width(node: ir.Node, info: ShapeInfo) -> int | None:
     """K of a convolution of each channel by itself along one axis; None for other convolutions. (4)"""
-    shape, weight = (info.shape(operand_at(node, place)) for place in (0, 1))
+    shape, weight = (info.sizes(operand_at(node, place)) for place in (0, 1))
     groups = int_attr(node, "group", 1)
-    if not is_op(node, "Conv") or shape is None or weight is None or len(shape) != RANK or len(weight) != RANK:
+    if not is_op(node, "Conv") or len(shape) != RANK or len(weight) != RANK:
         return None
     rows, columns, width = (size.const for size in weight)
     if width is None or width < 2 or groups < 2 or (rows, columns) != (groups, 1):
@@ -266,8 +266,8 @@ class _Match:
         return {atom: Dim.fresh(0) + (self.history - front.addend)}
 
     def _size(self, value: ir.Value, axis: int) -> Dim:
-        shape = self.info.shape(value)
-        if shape is None or len(shape) != RANK:
+        shape = self.info.sizes(value)
+        if len(shape) != RANK:
             raise left(self.node, f"the shape of {value.name!r} is not known")
         return self._in_runs(shape[axis])
 

@@ -127,9 +127,9 @@ def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
     """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat, or named like a cache, or
     joined with something into an output of the model after or before their rows are moved."""
     for value in graph.inputs:
-        shape = info.shape(value)
+        shape = info.sizes(value)
         joined = any(is_op(node, "Concat") for node in _taking(value, info))
-        if shape is not None and len(shape) > 2 and (joined or _is_named(value) or _mover(value, info) is not None):
+        if len(shape) > 2 and (joined or _is_named(value) or _mover(value, info) is not None):
             yield value
 
 

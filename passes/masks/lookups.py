@@ -85,8 +85,8 @@ def doubtful_lookups(graph: ir.Graph, facts: Facts) -> list[Lookup]:
 
 def _lookups(node: ir.Node, facts: Facts, caches: Sequence[ir.Value]) -> list[Lookup]:
     """The lookups that a node joins with other conditions."""
-    shape, readers = facts.info.shape(node.outputs[0]), distinct_consumers(node.outputs[0])
-    if shape is None or len(shape) < 2 or (readers and all(is_op(reader, "And") for reader in readers)):
+    shape, readers = facts.info.sizes(node.outputs[0]), distinct_consumers(node.outputs[0])
+    if len(shape) < 2 or (readers and all(is_op(reader, "And") for reader in readers)):
         return []
     cache = _cache(shape, facts, caches)
     if cache is None:

@@ -87,8 +87,8 @@ def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
         axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
         if node.domain != DOMAIN or node.op_type != GRAPH_OP or axis is None:
             continue
-        shapes = ((name, info.shape(value)) for name, value in zip(names, operands_of(node), strict=False))
-        sizes = {name: shape[axis] for name, shape in shapes if shape is not None and len(shape) > axis}
+        shapes = ((name, info.sizes(value)) for name, value in zip(names, operands_of(node), strict=False))
+        sizes = {name: shape[axis] for name, shape in shapes if len(shape) > axis}
         yield from (sizes[name] for name in KEYS if name in sizes and sizes[name] != sizes.get("query"))
 
 
@@ -108,8 +108,8 @@ def _concatenated(joined: Parts, info: ShapeInfo) -> Joined | None:
     if len(parts) < 2 or length is None or (before := info.shape(parts[0])) is None:
         return None
     past, direct = _source(parts[0], info)
-    sizes = info.shape(past)
-    if not past.is_graph_input() or past.const_value is not None or sizes is None or len(sizes) < 3:
+    sizes = info.sizes(past)
+    if not past.is_graph_input() or past.const_value is not None or len(sizes) < 3:
         return None
     places = [dim for dim, size in enumerate(sizes) if size == before[axis]]
     if not places:

@@ -269,8 +269,8 @@ def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
 
 def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | None:
     """Cases 1 and 2: the joined scores."""
-    node, shape = value.producer(), info.shape(value)
-    if node is None or shape is None or len(shape) < 2 or only_reader(value) is None:
+    node, shape = value.producer(), info.sizes(value)
+    if node is None or len(shape) < 2 or only_reader(value) is None:
         return None
     if (joined := concat_of(node, info)) is not None:
         return value if joined.is_last and len(joined.parts) > 1 else None

@@ -148,8 +148,8 @@ def build(
 
 def _with_all_rows(bias: ir.Value, call: PromptCall, builder: Builder) -> ir.Value:
     """A bias of one row, repeated for the rows of the query if their number is known; any other one as it is."""
-    query, shape = builder.info.shape(call.inputs["query"]), builder.info.shape(bias)
-    if query is None or shape is None or len(shape) != 4 or shape[2].const != 1:
+    query, shape = builder.info.shape(call.inputs["query"]), builder.info.sizes(bias)
+    if query is None or len(shape) != 4 or shape[2].const != 1:
         return bias
     rows = query[2 if call.attrs["input_layout"] == "BNSD" else 1].const
     return bias if rows in (None, 1) else builder.expand(bias, [1, 1, rows, 1])

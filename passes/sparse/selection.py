@@ -243,8 +243,8 @@ def selection(mask: ir.Value, facts: Facts) -> Selection | None:
 
 def selections(mask: ir.Value, facts: Facts) -> list[Selection]:
     """The selections in a boolean mask of rank 4, each beside all other conditions."""
-    shape = facts.info.shape(mask)
-    if shape is None or len(shape) != 4:
+    shape = facts.info.sizes(mask)
+    if len(shape) != 4:
         return []
     reader = ConditionReader(facts)
     parts = list(reader.conditions(Condition(mask, when=True, heads=True)))
