@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -188,6 +188,12 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     if tensor.size > limit or tensor.dtype == ir.DataType.STRING:
         return None
     return unheld(tensor).numpy()
+
+
+def number_of(value: ir.Value | None) -> Any:
+    """The one number of a constant; None where a value is no constant, or holds more or less than one."""
+    array = constant(value, limit=1)
+    return None if array is None or not array.size else array.item()
 
 
 def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

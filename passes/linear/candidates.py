@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import FLOATS, constant, inputs_of, is_op, reached
+from fa_compiler.passes.ir.nodes import FLOATS, inputs_of, is_op, number_of, reached
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.regions import Region
@@ -109,8 +109,7 @@ def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
 
 
 def _is_single(value: ir.Value) -> bool:
-    array = constant(value, limit=1)
-    return array is not None and array.size == 1
+    return number_of(value) is not None
 
 
 def _is_filler(value: ir.Value) -> bool:

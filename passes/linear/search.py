@@ -199,7 +199,7 @@ class Search:
     def _hypotheses(self, output: ir.Value, named: Mapping[int, Sequence[str]]) -> Iterator[tuple[Operand, Sizes]]:
         """What the dimensions of an output can be."""
         tensor = self.point.tensor(output)
-        if tensor.numbers() is None or tensor.exact is not None:
+        if not tensor.is_varied:
             return
         shape = tensor.shape
         for names in named.get(len(shape), ()):
@@ -234,7 +234,7 @@ class Search:
         near = [value for value, steps in self.values.items() if steps <= furthest]
         for value, count in product(near, heads):
             tensor = self.point.tensor(value)
-            if tensor.numbers() is None or tensor.exact is not None:
+            if not tensor.is_varied:
                 continue
             wide = {"d": sizes.key, "e": sizes.value}[letters[-1]]
             own = {"b": sizes.batch, "t": sizes.tokens, "h": count, letters[-1]: wide}
@@ -302,7 +302,7 @@ class Search:
         found = dict[bytes, tuple[State | None, np.ndarray | None]]()
         for value in self.values:
             tensor = self.point.tensor(value)
-            if tensor.numbers() is None or tensor.exact is not None:
+            if not tensor.is_varied:
                 continue
             for order in orders(tensor.shape, own):
                 state = State(value, order)

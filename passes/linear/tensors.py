@@ -59,6 +59,11 @@ class Tensor:
         return self.exact is not None and self.exact.dtype.kind in "biu"
 
     @property
+    def is_varied(self) -> bool:
+        """Are the elements numbers that differ from run to run?"""
+        return self.exact is None and self.numbers() is not None
+
+    @property
     def integers(self) -> np.ndarray | None:
         """The elements, if they are integers that are the same in every run; truth values are none."""
         return self.exact if self.exact is not None and self.exact.dtype.kind in "iu" else None

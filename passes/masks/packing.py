@@ -45,7 +45,7 @@ from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.cases import as_integer
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, places_of, source_through
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, number_of, places_of, source_through
 from fa_compiler.passes.ops.elementwise import ORDERINGS
 from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.facts import Facts
@@ -150,8 +150,8 @@ class ContiguousLabels:
         if source is None or shape is None:
             return False
         if is_op(node, "CumSum"):
-            along = constant(input_of(node, 1), limit=1)
-            same = along is not None and along.size == 1 and int(along.reshape(-1)[0]) % len(shape) == axis
+            along = number_of(input_of(node, 1))
+            same = along is not None and int(along) % len(shape) == axis
             return same and (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
         summed = set(places_of(node, len(shape)) or ())
         if not summed:

@@ -39,6 +39,7 @@ from fa_compiler.passes.ir.nodes import (
     input_of,
     inputs_of,
     is_op,
+    number_of,
     operand_at,
     reached,
     sole,
@@ -179,8 +180,8 @@ def _number(node: ir.Node, index: int) -> float | None:
     value = input_of(node, index)
     if value is None and index == 2:
         return 0.0
-    array = constant(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+    number = number_of(value)
+    return None if number is None else float(number)
 
 
 def _is_quantising(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:

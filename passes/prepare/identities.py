@@ -44,6 +44,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     int_attr,
     is_op,
+    number_of,
     operand_at,
     operands,
     text_attr,
@@ -318,5 +319,5 @@ def _index(value: ir.Value | None, absent: int | None = None) -> int | None:
     """The one number of a constant; `absent` where there is no value, and None for other values."""
     if value is None:
         return absent
-    number = constant(value, limit=1)
-    return int(number.item()) if number is not None and number.size == 1 else None
+    number = number_of(value)
+    return None if number is None else int(number)

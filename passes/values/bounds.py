@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.intervals import Bound, Interval, bound_of, ends_of, hull
-from fa_compiler.passes.ir.nodes import constant, input_of, is_op
+from fa_compiler.passes.ir.nodes import constant, input_of, is_op, number_of, without_none
 from fa_compiler.passes.ops.elementwise import INTEGER_RANGES
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.numbers import INTERVALS, ROUNDING, kind_of
@@ -102,8 +102,7 @@ class Bounds(Analysis[Bound]):
         all roundings are less than a step, the last number is within a step of the limit."""
         if not is_op(node, "Range"):
             return None
-        arrays = map(constant, node.inputs)
-        known = [array.item() for array in arrays if array is not None and array.size == 1]
+        known = without_none(map(number_of, node.inputs))
         if len(known) != 3 or not all(map(math.isfinite, known)) or known[2] == 0:
             return None
         start, limit, step = known
