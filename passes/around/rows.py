@@ -265,7 +265,7 @@ def type_of(weight: Weight, info: ShapeInfo) -> ir.DataType | None:
     """The type of a weight; None where there is no weight."""
     if weight.numbers is not None:
         return ir.DataType.from_numpy(weight.numbers.dtype)
-    return None if weight.value is None else info.dtype(weight.value)
+    return info.dtype(weight.value)
 
 
 def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, ir.Value] | None:

@@ -53,7 +53,7 @@ def _reads_first_position(node: ir.Node) -> bool:
 def _follow_first(node: ir.Node, facts: Facts) -> bool:
     """Are the positions at (b, i) proven to be the first one + i?"""
     given = input_of(node, POSITIONS)
-    shape = None if given is None else facts.info.shape(given)
+    shape = facts.info.shape(given)
     if shape is None or len(shape) != 2:
         return False
     reader = facts.positions(shape)

@@ -54,6 +54,7 @@ from fa_compiler.passes.ir.nodes import (
     equal_numbers,
     input_of,
     inputs_of,
+    instances,
     int_attr,
     is_op,
     operand_at,
@@ -327,7 +328,7 @@ class Region:
 
     @property
     def _selections(self) -> list[Select[AlignedTensor]]:
-        return [term for term in self.derivation.paths.scores.terms if isinstance(term, Select)]
+        return instances(self.derivation.paths.scores.terms, Select)
 
     def _selection(self, condition: ir.Value, keep: bool, tensor: Tensor[Quantity]) -> int | None:
         """The place of the selection on the scores that keeps what is kept where `condition` is `keep`."""

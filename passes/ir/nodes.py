@@ -97,6 +97,11 @@ def without_none(items: Iterable[T | None]) -> list[T]:
     return [item for item in items if item is not None]
 
 
+def instances(items: Iterable[object], kind: type[T]) -> list[T]:
+    """Those of some items that are of a class."""
+    return [item for item in items if isinstance(item, kind)]
+
+
 def all_known(items: Iterable[T | None]) -> list[T] | None:
     """The items; None where one of them is None."""
     listed = list(items)

@@ -31,6 +31,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
 from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read
 from fa_compiler.passes.linear.powers import Powers
@@ -178,7 +179,7 @@ class _Reader:
 
     def _read(self, node: ir.Node) -> None:
         """Enter a node."""
-        inputs = tuple(None if value is None else self._number(value) for value in node.inputs)
+        inputs = tuple(if_known(self._number, value) for value in node.inputs)
         attributes = tuple((name, self._attribute(attr)) for name, attr in sorted(node.attributes.items()))
         outputs = tuple(map(self._number, node.outputs))
         self.entries.append((node.domain, node.op_type, inputs, attributes, outputs))

@@ -12,12 +12,14 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
     STANDARD,
     all_known,
     constant,
     inputs_of,
+    instances,
     int_attr,
     ints_attr,
     is_op,
@@ -213,7 +215,7 @@ class Evaluation:
         first = node.inputs[0] if is_op(node, "Shape") else None
         if first is not None and first not in self.known:
             return [Tensor(self.shape(first))]
-        return [None if value is None else self.tensor(value) for value in node.inputs]
+        return [if_known(self.tensor, value) for value in node.inputs]
 
     def _expect_small(self, node: ir.Node, operands: Iterable[Tensor | None]) -> None:
         """Raises TooLongError where a result is known to have too many elements."""
@@ -292,7 +294,7 @@ class Evaluation:
     def _loop(self, node: ir.Node) -> Sequence[Sequenced]:
         (body,) = subgraphs(node)
         count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
-        self.meetings.add(node, [None if value is None else self.tensor(value) for value in node.inputs[:1]])
+        self.meetings.add(node, [if_known(self.tensor, value) for value in node.inputs[:1]])
         states = self._first_states(node, without_none(node.inputs[2:]))
         stacked = len(body.outputs) - 1 - len(states)
         made: list[Sequence[Sequenced]] = []
@@ -346,7 +348,7 @@ class Evaluation:
         if self.depth:
             is_same = self.repeated.setdefault(node, count) == count
             read = [result for value, result in zip(node.outputs, results, strict=False) if value.uses()]
-            if not self.meetings.gives_same(node, [each for each in read if isinstance(each, Tensor)]) or not is_same:
+            if not self.meetings.gives_same(node, instances(read, Tensor)) or not is_same:
                 self.meetings.bend(node)
         return results
 
@@ -418,9 +420,9 @@ _CONTROL: Mapping[str, Callable[[Evaluation, ir.Node], Sequence[Sequenced]]] = {
 def _is_even(states: Sequence[Sequenced]) -> bool:
     """Do all sizes that a loop carries in one place differ by one step from iteration to iteration, and all its numbers
     that are the same in every run?"""
-    tensors = [state for state in states if isinstance(state, Tensor)]
+    tensors = instances(states, Tensor)
     if len(tensors) < len(states):
-        return _are_even([state for state in states if isinstance(state, list)])
+        return _are_even(instances(states, list))
     if not _has_one_step([np.array(state.shape) for state in tensors]):
         return False
     arrays = all_known(state.exact for state in tensors)

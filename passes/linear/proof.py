@@ -24,6 +24,7 @@ from types import MappingProxyType
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import (
     all_nodes,
     inputs_of,
@@ -578,7 +579,7 @@ def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcom
 
 def _outcome(found: Found, point: Evaluation, sizes: Sizes) -> Outcome | None:
     tokens = tokens_of(found, point, sizes)
-    return None if tokens is None else recurrence(tokens)
+    return if_known(recurrence, tokens)
 
 
 def _is_tensor(value: ir.Value, point: Evaluation) -> bool:

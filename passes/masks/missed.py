@@ -32,7 +32,7 @@ from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.row_guard import RowGuard
-from fa_compiler.passes.masks.score_ops import Add, BiasOp, Select, Term
+from fa_compiler.passes.masks.score_ops import Add, BiasOp, Select, Term, tensors_of
 from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure, Structure
 
 CONDITIONS = {
@@ -123,7 +123,7 @@ def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard
 def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed | None:
     """Case 2 for a mask of one row whose numbers are unknown, beside a bias of all rows and keys; None elsewhere."""
     grid, space = planner.grid, planner.viewer.space
-    views = [step.operand.view for step in plan.bias if isinstance(step, Add | Select)]
+    views = [operand.view for operand in tensors_of(plan.bias)]
     if not any(is_dense(view, grid, space) for view in views):
         return None
     for words in _words_to_try(planner, terms, guard):

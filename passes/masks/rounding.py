@@ -48,6 +48,7 @@ from fa_compiler.passes.ir.nodes import (
     inner_values,
     input_of,
     inputs_of,
+    instances,
     is_op,
     is_weight,
     text_attr,
@@ -257,7 +258,7 @@ class _Kinds:
 
 def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[Scale]:
     """The factors after a term, which multiply the scores and their rounding errors."""
-    return [later for later in terms[terms.index(term) + 1 :] if isinstance(later, Scale)]
+    return instances(terms[terms.index(term) + 1 :], Scale)
 
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:

@@ -60,6 +60,7 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simp
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
+from fa_compiler.passes.ir.nodes import instances
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
@@ -177,9 +178,9 @@ def structure(
             return NoStructure(cause.reason, term.node, cause.hint)
         parts.extend(read)
         assumed.update(words)
-    packings = {part for part in parts if isinstance(part, Packing)}
-    padding = tuple(part for part in parts if isinstance(part, Padding))
-    band = _intersection([part for part in parts if isinstance(part, Band)])
+    packings = {*instances(parts, Packing)}
+    padding = tuple(instances(parts, Padding))
+    band = _intersection(instances(parts, Band))
     if packings:
         return _packed(packings, padding, band, reader.sizes, tuple(assumed))
     return _banded(padding, band, reader.sizes, tuple(assumed))
@@ -359,7 +360,7 @@ class _TermReader:
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
         conditions = conjuncts(formula)
-        comparisons = [condition for condition in conditions if isinstance(condition, ElementComparison)]
+        comparisons = instances(conditions, ElementComparison)
         labels = [comparison for comparison in comparisons if comparison.relation == "Equal"]
         ordered = [part for part in comparisons if any(self._is_order(part, same, positions, place) for same in labels)]
         result: list[_Part] = []

@@ -30,6 +30,7 @@ from typing import TypeGuard
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.ir.nodes import (
@@ -181,7 +182,7 @@ def _number(node: ir.Node, index: int) -> float | None:
     if value is None and index == 2:
         return 0.0
     number = number_of(value)
-    return None if number is None else float(number)
+    return if_known(float, number)
 
 
 def _is_quantising(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:

@@ -20,7 +20,7 @@ from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.masks.score_ops import Add, Select, Term
+from fa_compiler.passes.masks.score_ops import Term, tensors_of
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.matching.weights import holds_weights
@@ -129,8 +129,7 @@ class KeySide:
         mask knows heads and batches less often, and along a batch the keys are repeated.
         """
         resolve = viewer.space.resolve
-        masks = [term for term in terms if isinstance(term, Add | Select)]
-        known = set(resolve(_joined(dim for term in masks for dim in term.operand.dims)))
+        known = set(resolve(_joined(dim for mask in tensors_of(terms) for dim in mask.dims)))
         free = qk.free(1 - self.side)
         axes = {label: resolve(qk.dims[1 - self.side][label]) for label in free}
         likely = [label for label in free if known.intersection(axes[label])] or free

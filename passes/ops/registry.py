@@ -24,6 +24,7 @@ from fa_compiler.op_registry import (
     names,
 )
 from fa_compiler.op_registry.parser_plugins import NPU, PARSER_PLUGINS
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ops.context import Context, Fact, rule
 
@@ -86,7 +87,7 @@ def _text(size: Dim, sizes: dict[str, Dim]) -> str:
 
 def _fact(info: TensorInfo, sizes: dict[str, Dim]) -> Fact:
     number = dtypes.to_onnx(info.dtype) if info.dtype else None
-    dtype = None if number is None else ir.DataType(number)
+    dtype = if_known(ir.DataType, number)
     if info.shape is None:
         return Fact(None, dtype)
     return Fact(tuple(_size(size, sizes) for size in info.shape), dtype)

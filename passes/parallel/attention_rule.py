@@ -30,7 +30,7 @@ from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, pl
 from fa_compiler.op_registry.collectives import RING, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import ABSENT, constant, text_attr
+from fa_compiler.passes.ir.nodes import ABSENT, constant, instances, text_attr
 from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -299,7 +299,7 @@ def _sizes(
     shapes = (sharder.shape(inputs[name], node) for name in ("query", "key", "value"))
     query, key, value = (TensorInfo("", tuple(size.const for size in shape)) for shape in shapes)
     sizes = measure(str(attrs["input_layout"]), heads, query, key, value)
-    numbers = [size for size in (sizes.n2, sizes.d, sizes.dv) if isinstance(size, int)]
+    numbers = instances((sizes.n2, sizes.d, sizes.dv), int)
     if len(numbers) < 3 or min(heads, *numbers) < 1:
         raise Refusal("its heads and their sizes are unknown", node)
     key_heads, size, value_width = numbers

@@ -28,6 +28,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, collectives
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.emit.operators import AttrValue, Operators
@@ -671,4 +672,4 @@ class _Settled:
 
 def _forms(values: Sequence[ir.Value | None], form: Callable[[ir.Value], ir.Value]) -> list[ir.Value | None]:
     """The forms of a node's inputs; an absent one stays absent."""
-    return [None if value is None else form(value) for value in values]
+    return [if_known(form, value) for value in values]

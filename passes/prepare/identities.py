@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
@@ -320,4 +321,4 @@ def _index(value: ir.Value | None, absent: int | None = None) -> int | None:
     if value is None:
         return absent
     number = number_of(value)
-    return None if number is None else int(number)
+    return if_known(int, number)

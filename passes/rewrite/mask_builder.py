@@ -29,7 +29,16 @@ from fa_compiler.passes.ir.nodes import is_op, is_weight, sole
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
-from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
+from fa_compiler.passes.masks.score_ops import (
+    Add,
+    BiasOp,
+    BiasOperand,
+    ExcludedPositions,
+    Floor,
+    Scale,
+    Select,
+    tensors_of,
+)
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.ops.movers import MOVES
@@ -134,7 +143,7 @@ class MaskBuilder:
         steps = self.match.mask.bias
         if not steps:
             return None
-        views = [step.operand.view for step in steps if isinstance(step, Add | Select)]
+        views = [operand.view for operand in tensors_of(steps)]
         wanted = self._full_groups(views, rows=False, heads=True)
         dtype = self._shift_type(steps)
         batch = self._batch_of(self._bias_views)
@@ -184,8 +193,7 @@ class MaskBuilder:
 
     @property
     def _bias_views(self) -> list[View]:
-        steps = [step for step in self.match.mask.bias if isinstance(step, Add | Select)]
-        return [view for step in steps for view in self._views_of(step.operand)]
+        return [view for operand in tensors_of(self.match.mask.bias) for view in self._views_of(operand)]
 
     def _views_of(self, operand: BiasOperand) -> tuple[View, ...]:
         """The views by which an operand is read: those of its summands, if the operator then repeats their sum. In 16

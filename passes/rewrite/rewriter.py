@@ -32,7 +32,7 @@ from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.missed import words_for_a_mask
 from fa_compiler.passes.masks.narrow import narrowed
-from fa_compiler.passes.masks.score_ops import Add, Select
+from fa_compiler.passes.masks.score_ops import tensors_of
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -661,7 +661,7 @@ class Rewriter:
         """The nodes that read only the shape of an inner value or of one before the destination, each with its
         result computed without that value."""
         views = [part.view for part in match.mask.masked]
-        views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
+        views += [operand.view for operand in tensors_of(match.mask.bias)]
         terms = [view.base for view in views]
         shapes = []
         for reader, dims in (*match.shapes, *destination.shapes):

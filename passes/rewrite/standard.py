@@ -61,6 +61,7 @@ from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import instances
 from fa_compiler.passes.masks.band import LAST_CAUSAL, WINDOW
 from fa_compiler.passes.masks.expressible import is_single_row
 from fa_compiler.passes.masks.mask import COARSE
@@ -222,9 +223,9 @@ def standard_attentions(match: AttentionMatch, builder: Builder, options: Option
         for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT))
         for operator in _preferred(match, options)
     ]
-    taken = [attention for attention in tried if isinstance(attention, StandardAttention)]
+    taken = instances(tried, StandardAttention)
     if not taken:
-        raise next(refusal for refusal in tried if isinstance(refusal, Decline))
+        raise instances(tried, Decline)[0]
     return taken
 
 
