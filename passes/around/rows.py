@@ -56,6 +56,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.records import FLOAT, Norm, SummedNorm, Weight, is_float, known_shape
 from fa_compiler.passes.ir.nodes import (
+    ABSENT,
     SIXTEEN_BITS,
     constant,
     distinct_consumers,
@@ -65,10 +66,12 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     is_read,
     is_weight,
+    nodes_of_type,
     only_reader,
     operand_at,
     operand_orders,
     operands,
+    others_of,
     places_of,
 )
 from fa_compiler.passes.ops.context import Shape
@@ -148,9 +151,10 @@ def _to_normalised(floor: ir.Value, x: ir.Value, info: ShapeInfo) -> Iterator[li
     for rate, nodes in rates(floor, info):
         yield from ([*nodes, last] for last in _multiplying(rate, x))
     for root in _roots(floor, info):
-        for node in distinct_consumers(root.outputs[0]):
-            if is_op(node, "Div") and operand_at(node, 1) is root.outputs[0] and equal_values(operand_at(node, 0), x):
-                yield [root, node]  # 10
+        for node in nodes_of_type(distinct_consumers(root.outputs[0]), "Div"):  # 10
+            divided, divisor = operands(node)
+            if divisor is root.outputs[0] and equal_values(divided, x):
+                yield [root, node]
 
 
 def rates(floor: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, list[ir.Node]]]:
@@ -160,14 +164,18 @@ def rates(floor: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, list[ir.
             if is_op(node, "Reciprocal") or (is_op(node, "Div") and info.scalar(operand_at(node, 0)) == 1.0):  # 7
                 yield node.outputs[0], [root, node]
     for node in distinct_consumers(floor):
-        if is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == -0.5:  # 8
+        if _is_power(node, -0.5, info):  # 8
             yield node.outputs[0], [node]
 
 
 def _roots(floor: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
-    for node in distinct_consumers(floor):
-        if is_op(node, "Sqrt") or (is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == 0.5):  # 6
-            yield node
+    """The nodes that take the root."""  # 6
+    return (node for node in distinct_consumers(floor) if is_op(node, "Sqrt") or _is_power(node, 0.5, info))
+
+
+def _is_power(node: ir.Node, exponent: float, info: ShapeInfo) -> bool:
+    """Does a node raise something to this power?"""
+    return is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == exponent
 
 
 def _multiplying(rate: ir.Value, x: ir.Value) -> Iterator[ir.Node]:
@@ -210,9 +218,11 @@ def _with_weights(norm: Norm, info: ShapeInfo) -> Iterator[Norm]:
     """A norm alone, with the weight that follows it, and with the bias behind that, as far as there are such, of one
     type."""
     yield norm
-    if not norm.gamma.is_given and not norm.beta.is_given and (weighted := _times_weight(norm, info)) is not None:
+    if norm.beta.is_given:
+        return
+    if not norm.gamma.is_given and (weighted := _times_weight(norm, info)) is not None:
         yield (norm := weighted)
-    if norm.centred and not norm.beta.is_given and (whole := _plus_bias(norm, info)) is not None:
+    if norm.centred and (whole := _plus_bias(norm, info)) is not None:
         yield whole
 
 
@@ -226,7 +236,7 @@ def _before_cast(weight: Weight, dtype: ir.DataType | None, info: ShapeInfo) -> 
     """A weight before its cast to float32; None for one that is not cast from a vector of this type."""
     if not weight.is_given:
         return weight
-    source = None if weight.value is None else narrow_source(weight.value, info)
+    source = narrow_source(weight.value or ABSENT, info)
     fits = source is not None and info.dtype(source) == dtype and len(info.sizes(source)) == 1
     return Weight(source) if fits else None
 
@@ -272,9 +282,10 @@ def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, 
     """The operator that is all that reads a norm, and the vector that it combines with it; None for others."""
     result = _behind_idle_casts(norm.result, info)
     reader = only_reader(result)
-    orders = operand_orders(reader, op_type)
-    other = next((other for one, other in orders if one is result and other is not result), None)
-    if reader is None or other is None or info.dtype(other) != info.dtype(result):
+    if not is_op(reader, op_type):
+        return None
+    other = next(iter(others_of(reader, result)), ABSENT)
+    if info.dtype(other) != info.dtype(result):
         return None
     fits = is_vector(other, _size(norm, info), info) and info.shape(reader.outputs[0]) == info.shape(result)
     return (reader, other) if fits else None
@@ -310,13 +321,12 @@ def narrow_source(value: ir.Value, info: ShapeInfo) -> ir.Value | None:
 def sum_before(norm: Norm, info: ShapeInfo) -> SummedNorm | None:
     """A norm together with the sum that it normalises; None where it normalises something else."""
     add = norm.x.producer()
-    weights = [weight for weight in (norm.gamma, norm.beta) if weight.is_given]
-    known = all(weight.is_constant for weight in weights)
+    known = all(weight.is_constant or not weight.is_given for weight in (norm.gamma, norm.beta))
     if not is_op(add, "Add") or add.graph is not norm.anchor.graph or not known:
         return None
     one, other = operands(add)
-    shapes = info.shape(one), info.shape(other)
-    if shapes[0] is None or shapes[0] != shapes[1] or one is other:
+    shape = info.shape(one)
+    if shape is None or shape != info.shape(other) or one is other:
         return None
     return SummedNorm(norm, (one, other), norm.x, (add, *norm.nodes))
 
