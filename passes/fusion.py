@@ -36,7 +36,7 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import possible_buffers, use_buffers
-from fa_compiler.passes.ir.nodes import graph_opset, is_op, is_read, remember_versions, subgraphs
+from fa_compiler.passes.ir.nodes import any_op, graph_opset, is_op, is_read, remember_versions, subgraphs
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
 from fa_compiler.passes.linear.regions import LOOPS
@@ -290,7 +290,7 @@ class _Run:
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
             return blocks
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
-        has_top_k = any(is_op(node, "TopK") for node in graph)
+        has_top_k = any_op(graph, "TopK")
         sharing = Sharing(listed, self.matcher)
         groups: dict[ir.Node, list[Block]] = {}
         fused_in_group: dict[ir.Node, Block] = {}

@@ -58,6 +58,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     FLOATS,
+    any_op,
     distinct_consumers,
     first,
     float_attr,
@@ -198,7 +199,7 @@ def _is_causal(node: ir.Node, window: Window, reach: int) -> bool:
     back to, if the columns for the zeros behind them are cut off."""
     if window.state is not None:
         return True
-    cut = any(is_op(reader, "Slice") for reader in distinct_consumers(node.outputs[0]))
+    cut = any_op(distinct_consumers(node.outputs[0]), "Slice")
     return window.front == reach and (not window.behind or cut)
 
 

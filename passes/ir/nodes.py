@@ -50,6 +50,16 @@ def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     return node is not None and node.domain in STANDARD and node.op_type in op_types
 
 
+def any_op(nodes: Iterable[ir.Node | None], *op_types: str) -> bool:
+    """Is one of these nodes of the standard domain and of one of these types?"""
+    return any(is_op(node, *op_types) for node in nodes)
+
+
+def all_ops(nodes: Iterable[ir.Node | None], *op_types: str) -> bool:
+    """Are all of these nodes of the standard domain and of one of these types?"""
+    return all(is_op(node, *op_types) for node in nodes)
+
+
 def nodes_of_type(nodes: Iterable[ir.Node | None], *op_types: str) -> Iterator[ir.Node]:
     """Those of some nodes that are of the standard domain and of one of these types."""
     return (node for node in nodes if is_op(node, *op_types))

@@ -29,7 +29,7 @@ from fa_compiler.passes.algebra.formula import Affine, AtLeastZero, BooleanTenso
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, nodes_of_type
+from fa_compiler.passes.ir.nodes import all_ops, distinct_consumers, is_op, is_weight, nodes_of_type
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.positions import Positions
@@ -86,7 +86,7 @@ def doubtful_lookups(graph: ir.Graph, facts: Facts) -> list[Lookup]:
 def _lookups(node: ir.Node, facts: Facts, caches: Sequence[ir.Value]) -> list[Lookup]:
     """The lookups that a node joins with other conditions."""
     shape, readers = facts.info.sizes(node.outputs[0]), distinct_consumers(node.outputs[0])
-    if len(shape) < 2 or (readers and all(is_op(reader, "And") for reader in readers)):
+    if len(shape) < 2 or (readers and all_ops(readers, "And")):
         return []
     cache = _cache(shape, facts, caches)
     if cache is None:

@@ -40,6 +40,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     STANDARD,
+    any_op,
     distinct_consumers,
     inputs_of,
     is_op,
@@ -230,7 +231,7 @@ class _Search:
     def _multiplies(self, node: ir.Node) -> bool:
         """Is a node a product of two tensors, or the first half of one, whose sum follows?"""
         if is_op(node, "Mul") and node.inputs[0] is not node.inputs[1]:
-            return any(is_op(reader, "ReduceSum") for reader in distinct_consumers(node.outputs[0]))
+            return any_op(distinct_consumers(node.outputs[0]), "ReduceSum")
         product = any_contraction(node, self.viewer.info)
         return product is not None and not self._is_layer(product)
 

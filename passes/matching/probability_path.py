@@ -48,6 +48,7 @@ from fa_compiler.passes.ir.nodes import (
     ABSENT,
     FLOATS,
     SIXTEEN_BITS,
+    any_op,
     axes_of,
     data_readers,
     distinct_consumers,
@@ -328,7 +329,7 @@ def _are_divided_by_sums(consumers: list[ir.Node]) -> bool:
     """Do the readers of probabilities sum them up, and divide?"""
     sums = list(nodes_of_type(consumers, "ReduceSum"))
     following = readers_of(outputs_of(sums))
-    return bool(sums) and any(is_op(node, "Div") for node in (*consumers, *following))
+    return bool(sums) and any_op((*consumers, *following), "Div")
 
 
 def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:

@@ -42,7 +42,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import holds_output, inputs_of, is_op, operand_at, readers_of
+from fa_compiler.passes.ir.nodes import all_ops, holds_output, inputs_of, is_op, operand_at, readers_of
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -103,7 +103,7 @@ def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tupl
     while True:
         readers = list(readers_of(values))
         targets = {info.dtype(reader.outputs[0]) for reader in readers}
-        if len(targets) != 1 or not all(is_op(reader, "Cast") for reader in readers) or holds_output(values):
+        if len(targets) != 1 or not all_ops(readers, "Cast") or holds_output(values):
             return values, tuple(types)
         values = [reader.outputs[0] for reader in readers]
         types.extend(targets)

@@ -64,6 +64,7 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    all_ops,
     data_readers,
     first,
     inputs_of,
@@ -364,7 +365,7 @@ def _joined_values(anchor: SoftmaxAnchor, info: ShapeInfo) -> JoinedValues | Non
     probabilities, shape = anchor.output, info.shape(anchor.output)
     readers = data_readers(probabilities)
     cuts = outputs_of(readers)
-    if not shape or len(cuts) < 2 or not all(is_op(node, "Slice", "Split") for node in readers):
+    if not shape or len(cuts) < 2 or not all_ops(readers, "Slice", "Split"):
         return None
     products = _products(_in_order(cuts, probabilities, shape, info), info)
     whole = _sum_of([product.output for product in products])
