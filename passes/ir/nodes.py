@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, TypeGuard, TypeVar
 
@@ -48,6 +48,11 @@ def name_of(named: ir.Node | ir.Value | ir.TensorProtocol) -> str:
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Is this a node of the standard domain with one of these types? No node is of no type."""
     return node is not None and node.domain in STANDARD and node.op_type in op_types
+
+
+def has_row(node: ir.Node | None, table: Collection[str]) -> TypeGuard[ir.Node]:
+    """Is this a node of the standard domain whose type has a row in a table? No node has one."""
+    return node is not None and node.domain in STANDARD and node.op_type in table
 
 
 def any_op(nodes: Iterable[ir.Node | None], *op_types: str) -> bool:

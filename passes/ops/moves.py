@@ -50,7 +50,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, as_integer
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, operand_at, permutation, places_of
+from fa_compiler.passes.ir.nodes import constant, has_row, input_of, int_attr, operand_at, permutation, places_of
 from fa_compiler.passes.ops.context import (
     Known,
     Shape,
@@ -708,7 +708,7 @@ def mover(*op_types: str, form: Form, source: Condition = first_input) -> None:
 
 def move_of(node: ir.Node | None, known: Known) -> Move | None:
     """The move that a node is; None for operators that compute something."""
-    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in _FORMS:
+    if not has_row(node, _FORMS):
         return None
     form, condition = _FORMS[node.op_type]
     source = condition(node, known)
