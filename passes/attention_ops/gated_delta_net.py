@@ -39,9 +39,8 @@ from fa_compiler.passes.attention_ops.direct import (
     rule_in_words,
 )
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
+from fa_compiler.passes.ir.nodes import all_known, input_of, int_attr, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
-from fa_compiler.passes.ops.context import all_known
 from fa_compiler.passes.values.facts import Facts
 
 FLOAT = ir.DataType.FLOAT

@@ -118,7 +118,7 @@ def instances(items: Iterable[object], kind: type[T]) -> list[T]:
 
 
 def all_known(items: Iterable[T | None]) -> list[T] | None:
-    """The items; None where one of them is None."""
+    """The items; None where one of them is unknown."""
     listed = list(items)
     known = without_none(listed)
     return known if len(known) == len(listed) else None

@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, cap_of, integer
-from fa_compiler.passes.ir.nodes import without_none
+from fa_compiler.passes.ir.nodes import all_known, without_none
 
 T = TypeVar("T")
 Shape: TypeAlias = tuple[Dim, ...]
@@ -223,15 +223,6 @@ def listed_shape(sizes: Shape | None) -> Shape | None:
     if length is not None and length <= LIMIT:
         return fresh(length)
     return None
-
-
-def all_known(items: Iterable[T | None]) -> list[T] | None:
-    """The items; None where one of them is unknown."""
-    listed = list(items)
-    known = without_none(listed)
-    if len(known) != len(listed):
-        return None
-    return known
 
 
 def as_axis_size(dim: Dim) -> Dim:

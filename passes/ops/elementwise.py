@@ -10,14 +10,13 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, operand_at, without_none
+from fa_compiler.passes.ir.nodes import all_known, constant, input_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
     Known,
-    all_known,
     broadcast,
     content_fact,
     dim_array,

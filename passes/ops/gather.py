@@ -7,13 +7,12 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import sole
+from fa_compiler.passes.ir.nodes import all_known, sole
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
-    all_known,
     axis_in,
     content_fact,
     dim_array,

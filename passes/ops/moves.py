@@ -50,11 +50,19 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, as_integer
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
-from fa_compiler.passes.ir.nodes import constant, has_row, input_of, int_attr, operand_at, permutation, places_of
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    constant,
+    has_row,
+    input_of,
+    int_attr,
+    operand_at,
+    permutation,
+    places_of,
+)
 from fa_compiler.passes.ops.context import (
     Known,
     Shape,
-    all_known,
 )
 from fa_compiler.passes.ops.cuts import slice_bounds
 

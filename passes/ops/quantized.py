@@ -7,12 +7,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import sole
+from fa_compiler.passes.ir.nodes import all_known, sole
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
     Fact,
-    all_known,
     axis_in,
     broadcast,
     content_fact,

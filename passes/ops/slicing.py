@@ -10,14 +10,13 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import input_of, without_none
+from fa_compiler.passes.ir.nodes import all_known, input_of, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
     Known,
-    all_known,
     as_axis_size,
     axis_in,
     broadcast,
