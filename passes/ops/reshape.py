@@ -21,7 +21,7 @@ from fa_compiler.passes.ops.context import (
     or_fresh,
     rule,
 )
-from fa_compiler.passes.ops.moves import Permuted, Regrouped, Shuffled, mover
+from fa_compiler.passes.ops.moves import Flattened, Inserted, Permuted, Regrouped, Removed, Shuffled, mover
 
 ONE = Dim(1)
 
@@ -171,6 +171,9 @@ def _depth(ctx: Context) -> Fact:
     return Fact(result, ctx.dtype(0))
 
 
-mover("Reshape", "Flatten", "Squeeze", "Unsqueeze", form=Regrouped)
+mover("Reshape", form=Regrouped)
+mover("Flatten", form=Flattened)
+mover("Squeeze", form=Removed)
+mover("Unsqueeze", form=Inserted)
 mover("Transpose", form=Permuted)
 mover("DepthToSpace", "SpaceToDepth", form=Shuffled)

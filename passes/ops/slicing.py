@@ -28,7 +28,7 @@ from fa_compiler.passes.ops.context import (
     with_dims,
 )
 from fa_compiler.passes.ops.cuts import pads_of
-from fa_compiler.passes.ops.moves import Cut, Stretched, Unpadded, mover
+from fa_compiler.passes.ops.moves import Cut, Stretched, Tiled, Unpadded, mover
 
 _END = 10**9
 """A slice's end from here on means "to the end" (tf2onnx writes 1e9): no axis is that long."""
@@ -260,4 +260,5 @@ def _unpadded(node: ir.Node, known: Known) -> ir.Value | None:
 
 mover("Slice", form=Cut)
 mover("Pad", form=Unpadded, source=_unpadded)
-mover("Expand", "Tile", form=Stretched)
+mover("Expand", form=Stretched)
+mover("Tile", form=Tiled)
