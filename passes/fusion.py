@@ -36,7 +36,7 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import possible_buffers, use_buffers
-from fa_compiler.passes.ir.nodes import any_op, graph_opset, is_op, is_read, remember_versions, subgraphs
+from fa_compiler.passes.ir.nodes import any_op, certain, graph_opset, is_op, is_read, remember_versions, subgraphs
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
 from fa_compiler.passes.linear.regions import LOOPS
@@ -468,9 +468,7 @@ class _Run:
                 raise joined
             if joined is not None and not isinstance(joined, Decline):
                 return joined
-        block = self._fuse_match(name, self.matcher.match(anchor, route), rewriter, True)
-        assert block is not None
-        return block
+        return certain(self._fuse_match(name, self.matcher.match(anchor, route), rewriter, True))
 
     def _fuse_match(self, name: str, match: AttentionMatch, rewriter: Rewriter, dense: bool) -> Block | None:
         """Fuse an attention to selected keys, or, if it may be `dense`, any. Raises Decline."""

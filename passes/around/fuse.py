@@ -40,6 +40,7 @@ from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
+    certain,
     is_dead,
     is_op,
     is_read,
@@ -259,8 +260,7 @@ class _Fuser:
 
     def _filled(self, number: int, like: ir.Value) -> ir.Value:
         """A vector that holds one number, as long as the last axis of a tensor, and of its type."""
-        size, dtype = self.facts.info.sizes(like)[-1].const, self.facts.info.dtype(like)
-        assert size is not None and dtype is not None
+        size, dtype = certain(self.facts.info.sizes(like)[-1].const), certain(self.facts.info.dtype(like))
         return self.builder.constant(np.full(size, number, dtype.numpy()), "weight")
 
     def _spec(self, op_type: str, anchor: ir.Node) -> OpSpec:

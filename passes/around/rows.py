@@ -58,6 +58,7 @@ from fa_compiler.passes.around.records import FLOAT, Norm, SummedNorm, Weight, i
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
     SIXTEEN_BITS,
+    certain,
     constant,
     distinct_consumers,
     equal_values,
@@ -94,8 +95,7 @@ def squared(node: ir.Node, info: ShapeInfo) -> Match | None:
 
 def normalised(mean: ir.Node, info: ShapeInfo) -> Norm | None:
     """The rows divided by the root of the mean of their squares, around this mean; None where there are none."""
-    found = squared(mean, info)
-    assert found is not None
+    found = certain(squared(mean, info))
     floor = floor_of(mean, info)
     last = next(_to_normalised(floor.value, found["x"], info), None)
     if last is None:

@@ -51,7 +51,7 @@ from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equa
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, is_read, name_of, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, constant, is_op, is_read, name_of, operand_at
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
 
@@ -132,8 +132,7 @@ class StandardFuser:
             raise Decline(Code.RANK, f"{x.name!r} has not the three axes that {SKIP_SIMPLIFIED} takes", norm.anchor, "")
         inputs, attrs = [*found.operands, gamma], {"epsilon": norm.epsilon}
         result = self.builder.op(SKIP_SIMPLIFIED, inputs, attrs, dtype=dtype, outputs=4, domain=CONTRIB)
-        maker = result.producer()
-        assert maker is not None
+        maker = certain(result.producer())
         results = {norm.result: result, found.total: maker.outputs[3]}
         return self._put(result, norm.anchor, found.nodes, norm.rounded, results)
 
@@ -261,9 +260,7 @@ class StandardFuser:
     # What both need.
 
     def _dtype(self, value: ir.Value) -> ir.DataType:
-        dtype = self.facts.info.dtype(value)
-        assert dtype is not None
-        return dtype
+        return certain(self.facts.info.dtype(value))
 
     def _width(self, table: ir.Value) -> int:
         return self.facts.info.sizes(table)[-1].const or 0
@@ -277,8 +274,7 @@ class StandardFuser:
         results: Mapping[ir.Value, ir.Value],
     ) -> Around:
         """Put what was made in the place of `nodes`; `results` are the values of the model with what replaces them."""
-        node, name = result.producer(), label(anchor)
-        assert node is not None
+        node, name = certain(result.producer()), label(anchor)
         added = len(self.builder.nodes) - len(self.made)
         self.made.extend(self.builder.nodes[len(self.made) :])
         for old, new in results.items():

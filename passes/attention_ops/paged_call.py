@@ -28,7 +28,7 @@ from fa_compiler.passes.attention_ops.cached_call import FLOAT, LATENT, SEPARATE
 from fa_compiler.passes.attention_ops.direct import Outputs
 from fa_compiler.passes.attention_ops.pages import ADDING_SINCE, Pages, Rows, Sequences
 from fa_compiler.passes.emit.build import INT64
-from fa_compiler.passes.ir.nodes import int_attr, is_read, text_attr
+from fa_compiler.passes.ir.nodes import certain, int_attr, is_read, text_attr
 
 INT8 = ir.DataType.INT8
 CACHES = ("key_cache", "value_cache")
@@ -115,8 +115,7 @@ class PagedCall(CachedCall):
         which the error of a run with other rows has, says what is wrong there."""
         sizes = [self.sequences.tokens().count, self.builder.ints([heads, self.sizes.size])]
         rows = self.builder.reshape(part, self.builder.concat(sizes, 0))
-        node = rows.producer()
-        assert node is not None
+        node = certain(rows.producer())
         node.name = self.builder.names.new(ALL_ROWS)
         return rows
 

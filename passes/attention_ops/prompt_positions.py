@@ -17,7 +17,7 @@ from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.passes.attention_ops.rotary import COS, DOMAIN, POSITIONS, SIN
-from fa_compiler.passes.ir.nodes import input_of, int_attr, is_weight, operands, reached, reads_shape
+from fa_compiler.passes.ir.nodes import certain, input_of, int_attr, is_weight, operands, reached, reads_shape
 from fa_compiler.passes.values.facts import Facts
 
 PAST_KEY = 3
@@ -32,8 +32,7 @@ def note_on_positions(nodes: list[ir.Node]) -> str:
     """What the report says of them."""
     first = nodes[0]
     others = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
-    positions = input_of(first, POSITIONS)
-    assert positions is not None
+    positions = certain(input_of(first, POSITIONS))
     decisive = first_of([repr(value.name) for value in _inputs_of_positions(first)] or [repr(positions.name)])
     return (
         f"{label(first)}{others}: GroupQueryAttention without a past reads only the first number of its position_ids "

@@ -14,6 +14,7 @@ from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.polynomials import TOLERANCE
 from fa_compiler.passes.backward.quantities import LARGEST_FACTOR
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
+from fa_compiler.passes.ir.nodes import certain
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View
@@ -124,8 +125,7 @@ def replace_destinations(pairs: list[tuple[GradientTarget, ir.Value]], rewriter:
     """Let results take the place of the values they replace."""
     seen: set[ir.Value] = set()
     for target, result in pairs:
-        maker = target.value.producer()
-        assert maker is not None
+        maker = certain(target.value.producer())
         rewriter.replaced.append(maker)
         # The same gradient may be asked for twice: each target has its own name.
         replace_value(target.value, rewriter.builder.alias(result) if result in seen else result)

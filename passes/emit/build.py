@@ -16,7 +16,7 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.emit.operators import AttrValue, Operators
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, operand_at, takes_initializers, without_none
+from fa_compiler.passes.ir.nodes import certain, inputs_of, int_attr, operand_at, takes_initializers, without_none
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -257,8 +257,7 @@ class Builder(Operators):
             inputs.append(self.ints(sizes))
         else:
             attributes["split"] = tuple(sizes)
-        node = self.op("Split", inputs, attributes, outputs=len(sizes)).producer()
-        assert node is not None
+        node = certain(self.op("Split", inputs, attributes, outputs=len(sizes)).producer())
         return node.outputs
 
     def alias(self, value: ir.Value) -> ir.Value:

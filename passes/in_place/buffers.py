@@ -38,7 +38,7 @@ from fa_compiler.passes.emit.scatter_row_indices import scatter_row_indices
 from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.plan import Plan
 from fa_compiler.passes.in_place.readers import read_buffers
-from fa_compiler.passes.ir.nodes import int_attr, is_op
+from fa_compiler.passes.ir.nodes import certain, int_attr, is_op
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 
 CAPACITY = "cache_room"
@@ -109,8 +109,7 @@ class BufferRewrite:
 
     def _open(self, value: ir.Value, cache: GrowingCache) -> None:
         """Declare the shape of a buffer, whose number of rows is open."""
-        given = value.shape or cache.past.shape
-        assert given is not None  # every candidate has one
+        given = certain(value.shape or cache.past.shape)  # every candidate has one
         declared: list[int | ir.SymbolicDim | str] = list(given)
         known = list(cache.sizes)
         declared[cache.axis], known[cache.axis] = self.capacity, Dim.symbol(self.capacity)
@@ -128,8 +127,7 @@ class BufferRewrite:
 
     def _count(self, cache: GrowingCache) -> tuple[Dim, ir.Value]:
         """The number of new rows, as a size and as int64 [1]."""
-        shape = self.builder.info.shape(cache.new)
-        assert shape is not None  # an operand of a Concat of known rank
+        shape = certain(self.builder.info.shape(cache.new))  # an operand of a Concat of known rank
         return shape[cache.axis], self.builder.length(cache.new, cache.axis)
 
     def _total(self, cache: GrowingCache) -> ir.Value:

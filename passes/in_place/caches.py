@@ -41,6 +41,7 @@ from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     any_op,
+    certain,
     holds_output,
     int_attr,
     is_op,
@@ -225,8 +226,7 @@ def _choice(cache: GrowingCache, node: ir.Node, branch: ir.Graph, other: ir.Grap
 
 def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` only the nodes of one graph read. Raises Decline."""
-    past_aliases, sizes = aliases_of(past, info, graph), info.shape(past)
-    assert sizes is not None  # every candidate has some
+    past_aliases, sizes = aliases_of(past, info, graph), certain(info.shape(past))  # every candidate has some
     inner = [node for node in _readers(past_aliases) if node.graph is not graph]
     if inner:
         raise Decline(Code.SCOPE, "it is read within a subgraph", inner[0])

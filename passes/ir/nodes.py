@@ -102,6 +102,12 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
                 pending.append(following)
 
 
+def certain(item: T | None) -> T:
+    """What is never None where it is asked for: a check or the caller has seen to it."""
+    assert item is not None
+    return item
+
+
 def first(items: Iterable[T | None]) -> T | None:
     """The first item that is not None; None where there is none."""
     return next((item for item in items if item is not None), None)

@@ -29,7 +29,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import certain, is_op
 from fa_compiler.passes.ops.movers import REPEATS
 from fa_compiler.passes.ops.moves import Converted, Move, move_of
 from fa_compiler.passes.values.facts import Facts
@@ -231,8 +231,7 @@ class Viewer:
 
     def step(self, view: View, value: ir.Value) -> View | None:
         """The view of `value`, given the view of the input of the operator that makes it; None when unproven."""
-        node = value.producer()
-        assert node is not None
+        node = certain(value.producer())
         if (peeled := self.factor(node)) is not None:
             return replace(view, scale=view.scale * peeled[1])
         dims = self.rearranged(node, view.dims)

@@ -17,7 +17,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import all_known, constant, int_attr, is_op, producer
+from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer
 from fa_compiler.passes.linear.arrangement import axes_of_dims
 from fa_compiler.passes.linear.candidates import Operand, own_sizes, rows_of
 from fa_compiler.passes.linear.corrections import Correction
@@ -158,8 +158,7 @@ class Emitter:
     def _looked_up(self, table: ir.Value, place: ir.Value) -> ir.Value:
         """An element of a table. The node's name, which the error has where there is none, says what the file takes."""
         element = self.builder.gather(table, place, 0)
-        node = element.producer()
-        assert node is not None
+        node = certain(element.producer())
         words = f"right_for_{self.match.lengths}_tokens_only".replace(" ", "_")
         node.name = self.builder.names.new(words)
         return element
@@ -179,9 +178,7 @@ class Emitter:
     @property
     def node(self) -> ir.Node:
         """The node of the output, which declines name."""
-        node = self.match.found.output.value.producer()
-        assert node is not None  # a region computes its output
-        return node
+        return certain(self.match.found.output.value.producer())  # a region computes its output
 
     @property
     def _dtype(self) -> ir.DataType:

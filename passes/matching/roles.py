@@ -18,6 +18,7 @@ from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import certain
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Term, tensors_of
@@ -71,8 +72,7 @@ class Roles:
         axes = _joined((batch, heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim))
         if len(set(axes)) != len(axes):
             raise Decline(Code.SHAPE, "one axis would have to play two roles", product.node)
-        keys, values = qk.views[key.side], pv.views[1 - after.side]
-        assert keys is not None and values is not None
+        keys, values = certain(qk.views[key.side]), certain(pv.views[1 - after.side])
         kv_heads = shared_heads(keys, values, heads, space)
         return Roles(batch, heads, kv_heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim)
 

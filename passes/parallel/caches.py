@@ -37,7 +37,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, text_attr, without_none
+from fa_compiler.passes.ir.nodes import certain, inputs_of, int_attr, is_op, text_attr, without_none
 from fa_compiler.passes.ir.nodes import operands as operands_of
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.parts import Parts, concat_of
@@ -215,8 +215,7 @@ class CacheSharder(_OfAnyLength):
     def _part_of_keys(self) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
         """`part`, and the places of the rank's own among the new tokens."""
         if self._keys_part is None:
-            total = self.size(self.length)
-            assert total is not None
+            total = certain(self.size(self.length))
             node = self.part_node([total], ("positions", "length", "count", "appended"))
             self.nodes.append(node)
             self._keys_part = (node.outputs[0], node.outputs[1], node.outputs[2], node.outputs[3])

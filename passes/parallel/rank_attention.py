@@ -41,6 +41,7 @@ from fa_compiler.op_registry import DOMAIN, GRAPH_OP, bind_inputs, get, place_in
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, FORWARD_OUTPUTS, GATHER, Chunk, keys_in_band
 from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.op_registry.geometry import UNLIMITED
+from fa_compiler.passes.ir.nodes import certain
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_emitter import RankEmitter
@@ -209,8 +210,7 @@ def _by_gather(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value
     whole = [emit.in_sequence(emit.gathered(part)) for part in (key, value)]
     results = []
     for rows, first in call.own_chunks():
-        keys = call.keys_of(rows, (0, length))
-        assert keys is not None  # the band leaves each row its own key
+        keys = certain(call.keys_of(rows, (0, length)))  # the band leaves each row its own key
         own = emit.cut(query, 0, first, first + rows[1] - rows[0])
         parts = [emit.cut(tensor, 0, *keys) for tensor in whole]
         results.append(call.call([own, *parts], rows, keys, first)[OUT])

@@ -35,6 +35,7 @@ from fa_compiler.passes.emit.operators import AttrValue, Operators
 from fa_compiler.passes.ir.nodes import (
     RANDOM,
     STANDARD,
+    certain,
     graph_opset,
     int_attr,
     is_op,
@@ -352,8 +353,7 @@ class Sharder(Operators):
         return self._gathered(self.inputs[value], axis)
 
     def _whole_shape(self, node: ir.Node) -> ir.Value:
-        source = node.inputs[0]
-        assert source is not None
+        source = certain(node.inputs[0])
         shape = self.shape(source, node)
         start, end = int_attr(node, "start", 0), int_attr(node, "end", len(shape))
         parts = [self.size(size) for size in shape[start:end]]

@@ -57,6 +57,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
+    certain,
     equal_values,
     holds_output,
     is_dead,
@@ -118,8 +119,7 @@ class Part:
             inputs = [value, *self.chooser.inputs[1:]]
             attributes = {name: attribute.value for name, attribute in self.chooser.attributes.items()}
             count = len(self.chooser.outputs)
-            made = builder.op(self.chooser.op_type, inputs, attributes, outputs=count).producer()
-            assert made is not None
+            made = certain(builder.op(self.chooser.op_type, inputs, attributes, outputs=count).producer())
             value = made.outputs[self.output]
         if self.scaling is not None:
             value = builder.op(self.scaling.op_type, [value, self.factor])
@@ -130,8 +130,7 @@ class Part:
         if self.anchor is None:
             rank = len(builder.info.sizes(self.probabilities))
             return builder.reduce("ReduceSum", self.probabilities, [rank - 1])
-        dtype = builder.info.dtype(self.probabilities)
-        assert dtype is not None
+        dtype = certain(builder.info.dtype(self.probabilities))
         return self.factor or builder.constant(np.array(1.0, dtype.numpy()), "one")
 
     def least_total(self, facts: Facts) -> float:

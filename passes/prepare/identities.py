@@ -39,6 +39,7 @@ from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    certain,
     constant,
     graph_opset,
     input_of,
@@ -88,8 +89,7 @@ class _Parts:
         if isinstance(self.sizes, ir.Value):
             inputs = [self.whole, builder.cast(self.sizes, INT64)]
             first = builder.op("Split", inputs, {"axis": self.axis}, outputs=self.count)
-            maker = first.producer()
-            assert maker is not None
+            maker = certain(first.producer())
             parts: Sequence[ir.Value] = maker.outputs
         else:
             parts = builder.split(self.whole, self.axis, self.sizes)

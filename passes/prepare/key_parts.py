@@ -65,6 +65,7 @@ from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
     all_ops,
+    certain,
     data_readers,
     first,
     inputs_of,
@@ -183,8 +184,7 @@ class JoinedScores:
 
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 5."""
-        dtype, rank = builder.info.dtype(self.whole), len(self.query.places)
-        assert dtype is not None
+        dtype, rank = certain(builder.info.dtype(self.whole)), len(self.query.places)
         keys = self.keys.emitted((), builder)
         turned = builder.transpose(keys, (*range(rank - 2), rank - 1, rank - 2))
         scores = builder.matmul(self.query.arranged(builder), turned)

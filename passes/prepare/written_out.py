@@ -34,7 +34,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, float_attr, input_of, int_attr, is_read
+from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, certain, float_attr, input_of, int_attr, is_read
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -168,8 +168,7 @@ def _clamped_swiglu(call: _Call) -> Results:
         width = call.size(gate)
         if width % 2:
             raise _refused(node, f"{gate.name!r} has {width} columns, which are no two halves")
-        shape = builder.info.shape(gate)
-        assert shape is not None
+        shape = certain(builder.info.shape(gate))
         gate, up = builder.split(gate, len(shape) - 1, [width // 2, width // 2])
     gate, up = (builder.cast(value, FLOAT) for value in (gate, up))
     limit = float_attr(node, "limit", 0.0)

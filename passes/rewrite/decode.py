@@ -43,7 +43,7 @@ from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import ABSENT, without_none
+from fa_compiler.passes.ir.nodes import ABSENT, certain, without_none
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
@@ -258,8 +258,7 @@ class IncreFlashMatcher:
             return None
         if masked:
             self._check_mask(bool(limits.scored))
-        mask = self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask()
-        assert mask is not None
+        mask = certain(self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask())
         shape = self.builder.info.sizes(mask)
         keys, batch = self.match.space.size(self.match.roles.kv_seq), self._size("query", 0)
         wanted: list[tuple[Dim | None, ...]] = [(batch, Dim(1), Dim(1))]

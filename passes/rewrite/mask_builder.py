@@ -25,7 +25,7 @@ from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import is_op, is_weight, sole
+from fa_compiler.passes.ir.nodes import certain, is_op, is_weight, sole
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
@@ -240,8 +240,7 @@ class MaskBuilder:
 
         ONNX Runtime leaves out a Cast that narrows such an operand, so the Cast's input is read.
         """
-        maker, builder, dtype = value.producer(), self.builder, self.builder.info.dtype(value)
-        assert maker is not None
+        maker, builder, dtype = certain(value.producer()), self.builder, self.builder.info.dtype(value)
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
             return maker.inputs[0]
         # ONNX Runtime has 16-bit kernels for these operators. It uses them in front of a Cast, but not between

@@ -25,7 +25,7 @@ from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, name_of, producer, without_none
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, dead_nodes, name_of, producer, without_none
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement
 from fa_compiler.passes.layout.views import View
@@ -394,9 +394,7 @@ class Rewriter:
         restore_order(graph)
 
     def _size(self, match: AttentionMatch, axes: Axes) -> int:
-        size = match.space.size(axes).const
-        assert size is not None
-        return size
+        return certain(match.space.size(axes).const)
 
     def _best_order(
         self,
@@ -666,8 +664,7 @@ class Rewriter:
         shapes = []
         for reader, dims in (*match.shapes, *destination.shapes):
             read = reader.inputs[0]
-            maker = producer(read)
-            assert maker is not None
+            maker = certain(producer(read))
             # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
             parts = [term for term in terms if not depends(term, maker)]
             shapes.append((reader, emitter.shape_vector(dims, reader, parts)))
@@ -697,15 +694,13 @@ class Rewriter:
 
     def _replace_concat(self, whole: ir.Value, present: ir.Value) -> None:
         """Let the operator give what a Concat gives. Another attention that was matched before may still read it."""
-        maker = whole.producer()
-        assert maker is not None
+        maker = certain(whole.producer())
         replace_value(whole, present)
         whole.name = self.builder.names.new(f"{PREFIX}_{present.name}")
         self.replaced.append(maker)
 
     def replace_destination(self, destination: Destination, result: ir.Value) -> None:
         """Replace the destination's value by a result."""
-        maker = destination.value.producer()
-        assert maker is not None
+        maker = certain(destination.value.producer())
         self.replaced.append(maker)
         replace_value(destination.value, result)

@@ -24,7 +24,7 @@ from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_RO
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import LayoutEmitter
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of, makers_of, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, inputs_of, makers_of, operand_at
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.masks.band import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
@@ -151,8 +151,7 @@ class StandardBuilder:
         if (builder.info.shape(rows) or (None, None))[1] == Dim(1):
             return builder.squeeze(rows, (1,))
         turned = builder.transpose(rows, (0, 2, 1, 3))
-        width = self.match.space.size(self.match.roles.value_head_dim).const
-        assert width is not None  # Roles.check_sizes
+        width = certain(self.match.space.size(self.match.roles.value_head_dim).const)  # Roles.check_sizes
         repeated = builder.expand(turned, [1, 1, 1, width])
         return builder.reshape(repeated, [0, 0, self._heads()[0] * width])
 
@@ -268,8 +267,8 @@ class StandardBuilder:
         shape = list(builder.info.sizes(value))
         counted = {0: roles.batch}
         wanted = {place: space.size(counted.get(place, roles.q_seq)) for place in sizes}
-        certain = not space.may_broadcast(roles.batch) and not space.may_broadcast(roles.q_seq)
-        if all(certain and shape[place] == size for place, size in wanted.items()):
+        is_fixed = not space.may_broadcast(roles.batch) and not space.may_broadcast(roles.q_seq)
+        if all(is_fixed and shape[place] == size for place, size in wanted.items()):
             return value
         target = [sizes.get(place) or builder.ints([1]) for place in range(len(shape))]
         dtype = builder.info.dtype(value)
@@ -345,8 +344,7 @@ class StandardBuilder:
         attrs |= self._band()
         attrs |= self._softcap
         if self.attention.mask is MaskForm.BOOLEAN:
-            excluded = self.inputs["atten_mask"]
-            assert excluded is not None
+            excluded = certain(self.inputs["atten_mask"])
             kept = self.emitter.builder.not_(excluded)
             mask: ir.Value | None = self._whole(kept, query, key)
         else:
@@ -406,8 +404,10 @@ class StandardBuilder:
 
     def _heads(self) -> tuple[int, int]:
         roles, space = self.match.roles, self.match.space
-        heads, kv_heads = space.size(roles.heads).const, space.size(roles.kv_heads).const
-        assert heads is not None and kv_heads is not None  # Roles.check_sizes
+        heads, kv_heads = (
+            certain(space.size(roles.heads).const),
+            certain(space.size(roles.kv_heads).const),
+        )  # Roles.check_sizes
         return heads, kv_heads
 
     def _lengths(self, query: ir.Value, key: ir.Value) -> list[ir.Value]:
@@ -471,8 +471,7 @@ class StandardBuilder:
     def _key_padding(self, query: ir.Value, key: ir.Value) -> ir.Value:
         """key_padding_mask, int32 [batch, keys], 1 where a key is kept."""
         builder, roles = self.emitter.builder, self.match.roles
-        mask = self.inputs["atten_mask"]
-        assert mask is not None
+        mask = certain(self.inputs["atten_mask"])
         kept = builder.cast(builder.not_(mask), INT32)
         flat = builder.squeeze(kept, (1, 2))
         if list(builder.info.sizes(flat)) == [self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)]:

@@ -32,7 +32,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.formula import Affine
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, producer, sole, text_attr
+from fa_compiler.passes.ir.nodes import certain, int_attr, is_op, operand_at, producer, sole, text_attr
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.parts import concat_of
@@ -64,9 +64,7 @@ class Selection:
     @property
     def scatter(self) -> ir.Node:
         """The Scatter that makes the mask."""
-        node = producer(self.scattered)
-        assert node is not None
-        return node
+        return certain(producer(self.scattered))
 
     def shape(self, info: ShapeInfo) -> Shape | None:
         """B, S1, and the number of columns of the tensor that the list is scattered into."""
@@ -195,8 +193,7 @@ class SelectionReader:
         scattered = self.scattered(condition)
         if scattered is None or scattered.fault:
             return None
-        top, indices = scattered.top, scattered.indices
-        assert top is not None and indices is not None
+        top, indices = certain(scattered.top), certain(scattered.indices)
         tensor, heads = scattered.node.outputs[0], len(scattered.shape) == 4
         return Selection(top, indices, tensor, (), scattered.block, heads)
 
