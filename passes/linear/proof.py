@@ -15,11 +15,12 @@ whatever was before it, and so are all.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -48,6 +49,10 @@ from fa_compiler.passes.linear.search import MOST_WORK, Found, Search, State, re
 from fa_compiler.passes.linear.tensors import FailedError, TooLongError
 from fa_compiler.passes.linear.walk import Walk
 from fa_compiler.passes.values.shapes import ShapeInfo
+
+K = TypeVar("K")
+N = TypeVar("N")
+T = TypeVar("T")
 
 POINTS = 3
 BATCHES = (3, 2, 5, 1, 4)
@@ -526,14 +531,10 @@ class _Looks:
             point = self.prover._point(length, number, self.most, self.meetings, apart)
             self.elements[length] = point.elements
             self.names |= point.names
-            for node, iterations in point.counts.items():
-                self.counts.setdefault(node, set()).add(iterations)
-            for value, ends in point.ends.items():
-                self.ends.setdefault(value, set()).add((length, *ends))
-            for value, firsts in point.firsts.items():
-                self.begun.setdefault(value, set()).add((length, firsts))
-            for value, single in point.lasting.items():
-                self.lasting.setdefault(value, set()).add((length, frozenset([single])))
+            _enter(self.counts, point.counts, lambda iterations: iterations)
+            _enter(self.ends, point.ends, lambda ends: (length, *ends))
+            _enter(self.begun, point.firsts, lambda firsts: (length, firsts))
+            _enter(self.lasting, point.lasting, lambda number: (length, frozenset([number])))
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
                 return Verdict.FAILS
@@ -544,6 +545,12 @@ class _Looks:
             return Verdict.UNKNOWN
         except FailedError:
             return Verdict.FAILS
+
+
+def _enter(known: dict[K, set[N]], found: Mapping[K, T], note: Callable[[T], N]) -> None:
+    """Enter what was found at a point: of each key a note of it."""
+    for key, item in found.items():
+        known.setdefault(key, set()).add(note(item))
 
 
 def _without_length(seen: Collection[tuple[int, frozenset[int]]]) -> set[int] | None:
