@@ -40,6 +40,7 @@ from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
+    attribute_values,
     certain,
     is_dead,
     is_op,
@@ -307,7 +308,7 @@ class _Fuser:
     def _expect_plugin(self, node: ir.Node, anchor: ir.Node) -> None:
         """Raises Decline where the file is for the plugins of ATC's own parser, and none of them writes the node."""
         options = self.facts.options
-        attrs = {name: attr.value for name, attr in node.attributes.items()}
+        attrs = attribute_values(node)
         misfit = plugin_misfit(node.op_type, attrs, options.cann) if options.parser_plugins else None
         if misfit is not None:
             raise Decline(Code.PARSER, misfit, anchor)

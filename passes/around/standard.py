@@ -32,7 +32,7 @@ from fa_compiler.op_registry.around_kernels import (
     SKIP_SIMPLIFIED,
     is_given,
 )
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Around, Code
@@ -187,7 +187,7 @@ class StandardFuser:
     def _rows(self, found: Rotary) -> tuple[ir.Value, int]:
         """What is rotated as rows with all heads, and their number. Raises Decline."""
         x = found.read_behind or found.x
-        heads, size = (dim.const for dim in known_shape(x, self.facts.info, found.anchor)[2:])
+        heads, size = consts(known_shape(x, self.facts.info, found.anchor)[2:])
         if heads is None or size is None:
             raise Decline(Code.SHAPE, "the number of heads or their size is not known", found.anchor, "")
         rows = self._flat_source(x)

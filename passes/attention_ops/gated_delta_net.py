@@ -29,7 +29,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.attention_ops.direct import (
     TURNED,
     Attributes,
@@ -129,7 +129,7 @@ class _Conversion(DirectConversion):
 
     def _known(self, *sizes: Dim) -> list[int]:
         """Sizes that are numbers. Raises Decline where one is not."""
-        known = all_known(size.const for size in sizes)
+        known = all_known(consts(sizes))
         if known is None:
             raise self.decline(UNKNOWN_SIZES)
         return known

@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.answer.decline import first_reason
 from fa_compiler.passes.attention_ops.cached_call import FLOAT, LATENT, SEPARATE, CachedCall, Sizes
 from fa_compiler.passes.attention_ops.direct import Outputs
@@ -78,7 +79,7 @@ class PagedCall(CachedCall):
             raise self.decline(f"its num_heads is {heads} and its kv_num_heads {kv_heads}")
         for name in CACHES[: 1 if self.is_latent else 2]:
             shape = self.facts.info.sizes(self.required(name))
-            if len(shape) != 4 or [each.const for each in shape[2:]] != [kv_heads, size]:
+            if len(shape) != 4 or consts(shape[2:]) != [kv_heads, size]:
                 raise self.decline(f"its caches are not proven to have {kv_heads} heads of {size}")
         width = int_attr(self.node, "v_head_size", 0) or size
         if width != size or self.is_latent:

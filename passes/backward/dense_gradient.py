@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.destination import (
@@ -145,4 +145,4 @@ class Backward(GradientCompanion):
             shape = shapes.get(declared.name, [Dim(0)])
             if output.name and shape is not None:
                 info.set(output, shape, output.dtype)
-                output.shape = ir.Shape([size.const for size in shape])
+                output.shape = ir.Shape(consts(shape))

@@ -53,7 +53,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, consts, simplify_given
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
@@ -148,7 +148,7 @@ def _width(node: ir.Node, info: ShapeInfo) -> int | None:
     groups = int_attr(node, "group", 1)
     if not is_op(node, "Conv") or len(shape) != RANK or len(weight) != RANK:
         return None
-    rows, columns, width = (size.const for size in weight)
+    rows, columns, width = consts(weight)
     if width is None or width < 2 or groups < 2 or (rows, columns) != (groups, 1):
         return None
     is_formed = all(len(_numbers(node, name)) == len(default) for name, default in ATTRIBUTES.items())
@@ -188,7 +188,7 @@ def _padded(node: ir.Node, info: ShapeInfo) -> Window | None:
     pads = pads_along(node, info, RANK)
     if pads is None or filler_of(node, info) != 0.0:
         return None
-    front, behind = (size.const for size in pads.pop(TOKENS, NO_PADS))
+    front, behind = consts(pads.pop(TOKENS, NO_PADS))
     if front is None or behind is None or min(front, behind) < 0 or any(pair != NO_PADS for pair in pads.values()):
         return None
     return Window(operand_at(node, 0), Dim(front), behind)

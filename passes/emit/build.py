@@ -11,7 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, KnownAxes
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
@@ -201,7 +201,7 @@ class Builder(Operators):
                 output.dtype = known
             shape = self.info.shape(output)
             if shape is not None:
-                output.shape = ir.Shape([size.const for size in shape])
+                output.shape = ir.Shape(consts(shape))
             self._remember(key, output)
         return self._made[key]
 
@@ -416,7 +416,7 @@ class LayoutEmitter:
     def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
         """The value, expanded to the sizes of these axes where it may be 1 along one of them in some run."""
         shape = self.builder.info.sizes(value)
-        if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
+        if None not in consts(shape) and list(shape) == [self.space.size(dim) for dim in dims]:
             return value
         return self.builder.expand(value, self._full_target(dims, self.size_sources))
 

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 STANDARD = ("", "ai.onnx")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -116,6 +117,11 @@ def first(items: Iterable[T | None]) -> T | None:
 def without_none(items: Iterable[T | None]) -> list[T]:
     """Those that are not None."""
     return [item for item in items if item is not None]
+
+
+def without_absent(mapping: Mapping[K, T | None]) -> dict[K, T]:
+    """The entries whose value is not None."""
+    return {key: value for key, value in mapping.items() if value is not None}
 
 
 def instances(items: Iterable[object], kind: type[T]) -> list[T]:
@@ -453,6 +459,11 @@ def ints_attr(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
     """The integers of an attribute, or its default."""
     attr = node.attributes.get(name)
     return list(default if attr is None else attr.as_ints())
+
+
+def attribute_values(node: ir.Node) -> dict[str, Any]:
+    """The values of all attributes of a node, by their names."""
+    return {name: attr.value for name, attr in node.attributes.items()}
 
 
 def text_attr(node: ir.Node, name: str, default: str) -> str:

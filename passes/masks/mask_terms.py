@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, flat_axes
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import inputs_of, is_op
@@ -135,8 +135,8 @@ def _expanded_view(placed: AlignedTensor, viewer: Viewer, node: ir.Node) -> View
 
 def _repeats(view: View, viewer: Viewer) -> bool:
     """Does a view have axes that its base lacks?"""
-    own = {axis for dim in viewer.space.resolve_all(view.base_dims) for axis in dim}
-    return any(axis not in own for dim in viewer.space.resolve_all(view.dims) for axis in dim)
+    own, axes = (flat_axes(viewer.space.resolve_all(dims)) for dims in (view.base_dims, view.dims))
+    return not set(own).issuperset(axes)
 
 
 def _resized(view: View, value: ir.Value, viewer: Viewer) -> bool:

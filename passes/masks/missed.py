@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from fa_compiler.passes.algebra.axes import AxisSpace
+from fa_compiler.passes.algebra.axes import AxisSpace, flat_axes
 from fa_compiler.passes.answer.decline import Decline, if_possible, label, reworded
 from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
@@ -169,7 +169,7 @@ def is_dense(view: View, grid: Grid, space: AxisSpace) -> bool:
     """Does a mask run along both rows and keys? A single row is read as it is."""
     if space.size(grid.q_seq) == 1:
         return False
-    own = {axis for dim in view.base_dims for axis in space.resolve(dim)}
+    own = {*flat_axes(space.resolve_all(view.base_dims))}
     return all(own.intersection(space.resolve(axes)) for axes in (grid.q_seq, grid.kv_seq))
 
 

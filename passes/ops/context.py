@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar, overload
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim, cap_of, integer
+from fa_compiler.passes.algebra.symbolic import Dim, cap_of, consts, integer
 from fa_compiler.passes.ir.nodes import all_known, without_none
 
 T = TypeVar("T")
@@ -103,7 +103,7 @@ class Context:
         dims = self.dims(index)
         if dims is None:
             return None
-        return all_known(dim.const for dim in dims)
+        return all_known(consts(dims))
 
     def vector(self, index: int) -> list[Dim] | None:
         """The integers of a 1-D input `index`; fresh ones, of any sign, when only their number is known."""

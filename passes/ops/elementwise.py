@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.ir.nodes import all_known, constant, input_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
@@ -400,7 +400,7 @@ def _floats(content: Content, dtype: Any) -> Content | None:
     with np.errstate(all="ignore"):
         if is_float(content):
             return content.astype(dtype)
-        values = all_known(dim.const for dim in content.reshape(-1))
+        values = all_known(consts(content.reshape(-1)))
         if values is None:
             return None
         return np.array(values, np.float64).astype(dtype).reshape(content.shape)

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.ir.nodes import all_known, sole
 from fa_compiler.passes.ops.context import (
     LIMIT,
@@ -97,7 +97,7 @@ def _known_flags(content: Content) -> Content | None:
     """Which elements are not 0, of at least one axis; None where one of them is unknown."""
     if content.dtype != object:
         return np.atleast_1d(content != 0)
-    numbers = all_known(item.const for item in content.reshape(-1))
+    numbers = all_known(consts(content.reshape(-1)))
     if numbers is None:
         return None
     return np.atleast_1d(np.array(numbers, dtype=object).reshape(content.shape) != 0)

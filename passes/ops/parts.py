@@ -24,7 +24,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, case
 from fa_compiler.passes.algebra.formula import Affine, Index, at_least_zero
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
     Context,
@@ -213,7 +213,7 @@ def split_on_arrays(node: ir.Node, shape: Sequence[int], integers: Integers) -> 
     axis = int_attr(node, "axis", SPLIT_AXIS)
     sizes: Sequence[int | None] | None = listed(node, "split", integers(1))
     if sizes is None:
-        sizes = [size.const for size in equal_sizes(Dim(shape[axis]), len(node.outputs))]
+        sizes = consts(equal_sizes(Dim(shape[axis]), len(node.outputs)))
     known = [size for size in sizes if size is not None and size >= 0]
     ends = list(itertools.accumulate(known))
     if len(known) < len(node.outputs) or ends[-1] != shape[axis]:

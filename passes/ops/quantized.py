@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.ir.nodes import all_known, sole
 from fa_compiler.passes.ops.context import (
     Content,
@@ -76,7 +76,7 @@ def _integers(content: Content | None) -> npt.NDArray[np.int64] | None:
     """A content of integers that are the same in every run."""
     if content is None or content.dtype != object:
         return None
-    numbers = all_known(dim.const for dim in content.reshape(-1))
+    numbers = all_known(consts(content.reshape(-1)))
     if numbers is None:
         return None
     return np.array(numbers, dtype=np.int64).reshape(content.shape)

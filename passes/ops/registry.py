@@ -26,6 +26,7 @@ from fa_compiler.op_registry import (
 from fa_compiler.op_registry.parser_plugins import NPU, PARSER_PLUGINS
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import without_absent
 from fa_compiler.passes.ops.context import Context, Fact, rule
 
 
@@ -62,7 +63,7 @@ def _inferred(ctx: Context, operator: str, attrs: Mapping[str, Any]) -> list[Fac
     given = [_info(ctx.fact(index), sizes) if ctx.has(index) else None for index in range(len(ctx.facts))]
     try:
         bound = bind_inputs(spec, given, attrs)
-        inferred = infer(spec.name, {name: info for name, info in bound.items() if info is not None}, attrs)
+        inferred = infer(spec.name, without_absent(bound), attrs)
     except RegistryError:
         return []
     return [_fact(inferred[output.name], sizes) for output in spec.outputs[: len(ctx.node.outputs)]]

@@ -7,7 +7,7 @@ import math
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim, product, simplify_given
+from fa_compiler.passes.algebra.symbolic import Dim, consts, product, simplify_given
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -29,7 +29,7 @@ ONE = Dim(1)
 def with_shape(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
     """The fact of `content` in a new shape. The order of the elements stays."""
     if content is not None and shape is not None:
-        sizes = [dim.const for dim in shape]
+        sizes = consts(shape)
         known = [size for size in sizes if size is not None and 0 <= size <= LIMIT]
         if len(known) == len(sizes) and math.prod(known) == content.size:
             return content_fact(content.reshape(known), dtype)

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim, product
+from fa_compiler.passes.algebra.symbolic import Dim, consts, product
 from fa_compiler.passes.ir.nodes import all_known, input_of, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
@@ -241,7 +241,7 @@ def _expand(ctx: Context) -> Fact:
     if shape is None:
         # The input may have a higher rank than the target asks for.
         return Fact(None, dtype)
-    content, sizes = ctx.content(0), all_known(dim.const for dim in shape)
+    content, sizes = ctx.content(0), all_known(consts(shape))
     if content is not None and sizes is not None and product(shape).const in range(1, LIMIT + 1):
         try:
             return content_fact(np.broadcast_to(content, sizes), dtype)

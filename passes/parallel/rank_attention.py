@@ -41,7 +41,7 @@ from fa_compiler.op_registry import DOMAIN, GRAPH_OP, bind_inputs, get, place_in
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, FORWARD_OUTPUTS, GATHER, Chunk, keys_in_band
 from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.op_registry.geometry import UNLIMITED
-from fa_compiler.passes.ir.nodes import certain
+from fa_compiler.passes.ir.nodes import attribute_values, certain, without_absent
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_emitter import RankEmitter
@@ -53,7 +53,7 @@ LIMITS = ("pre_tockens", "next_tockens")
 
 def sequence_attention(emit: RankEmitter, node: ir.Node) -> ir.Value:
     """attention_out of the rank's rows, in the layout of query. Raises Refusal."""
-    attrs = {name: attr.value for name, attr in node.attributes.items()}
+    attrs = attribute_values(node)
     bound = bind_inputs(get(GRAPH_OP), list(node.inputs), attrs)
     inputs = {name: value for name, value in bound.items() if isinstance(value, ir.Value)}
     if "query_rope" in inputs or "key_rope" in inputs:
@@ -135,7 +135,7 @@ class _Attention:
         inputs["real_shift"] = self._rows_and_keys(self.bias, rows, keys, first)
         attrs = {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": mode}
         attrs |= {"pre_tockens": pre, "next_tockens": after}
-        given = place_inputs(spec, {name: value for name, value in inputs.items() if value is not None})
+        given = place_inputs(spec, without_absent(inputs))
         made = self.emit.node(GRAPH_OP, given, attrs, DOMAIN, len(spec.outputs))
         outputs = dict(zip(spec.output_names, made.outputs, strict=True))
         for name, output in outputs.items():

@@ -57,6 +57,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
+    attribute_values,
     certain,
     equal_values,
     holds_output,
@@ -117,7 +118,7 @@ class Part:
         """What this side makes of the product of the probabilities with the values."""
         if self.chooser is not None:
             inputs = [value, *self.chooser.inputs[1:]]
-            attributes = {name: attribute.value for name, attribute in self.chooser.attributes.items()}
+            attributes = attribute_values(self.chooser)
             count = len(self.chooser.outputs)
             made = certain(builder.op(self.chooser.op_type, inputs, attributes, outputs=count).producer())
             value = made.outputs[self.output]

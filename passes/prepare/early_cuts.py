@@ -34,7 +34,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     constant,
@@ -135,7 +135,7 @@ def _merged_source(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | N
     own = info.shape(source)
     if not is_op(node, "Reshape") or own is None or shape is None or only_reader(whole) is None:
         return None
-    if len(own) != place + 1 or own[:place] != shape[:place] or not all(size.const for size in shape[place:]):
+    if len(own) != place + 1 or own[:place] != shape[:place] or not all(consts(shape[place:])):
         return None
     return source
 

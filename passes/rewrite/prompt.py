@@ -31,7 +31,7 @@ from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_read
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, attribute_values, is_read
 from fa_compiler.passes.masks.missed import vouching
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.rewrite.node_view import prototype, registry_node
@@ -62,7 +62,7 @@ def is_wanted(options: Options) -> bool:
 def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
     """The PromptFlashAttention that computes the same as a FlashAttentionScore. Raises Decline, naming the node."""
     spec = get(TRAINING)
-    attrs = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
+    attrs = full_attrs(spec, attribute_values(node))
     bound = bind_inputs(spec, list(node.inputs), attrs)
     given = {name: value for name, value in bound.items() if isinstance(value, ir.Value)}
     reason = _refusal(node, given, attrs)

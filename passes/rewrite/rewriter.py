@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.budget import building
 from fa_compiler.passes.answer.decline import Decline, attempt, first_possible, reworded
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
@@ -651,7 +651,7 @@ class Rewriter:
         for output, shape in zip(node.outputs, shapes, strict=True):
             if output.name:
                 self.builder.info.set(output, shape, output.dtype)
-                output.shape = ir.Shape([size.const for size in shape])
+                output.shape = ir.Shape(consts(shape))
 
     def substitutes(
         self, match: AttentionMatch, destination: Destination, emitter: LayoutEmitter

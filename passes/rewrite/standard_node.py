@@ -18,7 +18,7 @@ from fa_compiler.op_registry.runtimes import (
     Feature,
 )
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
@@ -95,7 +95,7 @@ class StandardBuilder:
             sizes = [self.match.space.size(dim) for dim in dims]
             output.name, output.dtype = builder.names.new(f"{name}_{word}"), self.match.dtype
             builder.info.set(output, sizes, output.dtype)
-            output.shape = ir.Shape([size.const for size in sizes])
+            output.shape = ir.Shape(consts(sizes))
         return node, assumed
 
     def _presents(self) -> dict[str, Arrangement]:
@@ -194,7 +194,7 @@ class StandardBuilder:
         """Give a value the sizes that are known, because ONNX's inference takes an unknown width for 0."""
         shape, dtype = self.emitter.builder.info.sizes(value), self.emitter.builder.info.dtype(value)
         if dtype is not None:
-            value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
+            value.shape, value.dtype = ir.Shape(consts(shape)), dtype
 
     def _rows_first(self, value: ir.Value) -> ir.Value:
         """New keys or values [B, N, S, D] as [B, S, N * D]."""

@@ -28,7 +28,7 @@ from operator import and_
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.options import CLOSE_RANKS
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of, int_attr, operand_at, without_none
@@ -272,7 +272,7 @@ class SparseIndicesBuilder:
         keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
         column = builder.unsqueeze(builder.cast(keys, FLOAT), [2, 3])
         key = builder.concat([key, column], 3)
-        heads, width = (size.const for size in builder.info.sizes(query)[2:])
+        heads, width = consts(builder.info.sizes(query)[2:])
         assert heads is not None and width is not None
         # A head and a column of zeros, and 1 where they meet.
         grown = builder.op("Pad", [query, builder.ints([0, 0, 0, 0, 0, 0, 1, 1])])
