@@ -62,7 +62,6 @@ from fa_compiler.passes.ir.nodes import (
     constant,
     distinct_consumers,
     equal_values,
-    first,
     int_attr,
     is_op,
     is_read,
@@ -70,6 +69,7 @@ from fa_compiler.passes.ir.nodes import (
     nodes_of_type,
     only_reader,
     operand_at,
+    operand_beside,
     operand_orders,
     operands,
     others_of,
@@ -398,8 +398,7 @@ def _computed(value: ir.Value, depth: int = 4) -> np.ndarray | None:
 
 def _other_number(node: ir.Node, value: ir.Value, info: ShapeInfo) -> float | None:
     """The number that is added to a value; None where it is not known."""
-    others = (info.scalar(other) for one, other in operand_orders(node, "Add") if one is value)
-    return first(others)
+    return info.scalar(operand_beside(node, value, "Add"))
 
 
 def expect_epsilon(number: float, node: ir.Node) -> float:

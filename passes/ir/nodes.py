@@ -579,6 +579,12 @@ def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value
     return (left, right), (right, left)
 
 
+def operand_beside(node: ir.Node | None, value: ir.Value, *op_types: str) -> ir.Value | None:
+    """What a node of one of these types, which has two operands, combines with a value; None where the node is another
+    one, or does not read the value."""
+    return next((other for one, other in operand_orders(node, *op_types) if one is value), None)
+
+
 def others_of(node: ir.Node, value: ir.Value) -> list[ir.Value]:
     """The inputs that are given to a node beside a value."""
     return [other for other in without_none(node.inputs) if other is not value]

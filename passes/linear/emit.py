@@ -18,7 +18,7 @@ from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer
-from fa_compiler.passes.linear.arrangement import axes_of_dims
+from fa_compiler.passes.linear.arrangement import axes_of_dims, without_units
 from fa_compiler.passes.linear.candidates import Operand, own_sizes, rows_of
 from fa_compiler.passes.linear.corrections import Correction
 from fa_compiler.passes.linear.operators import holds
@@ -249,7 +249,7 @@ class Emitter:
     ) -> ir.Value:
         """A value that has its axes in this order, with the wanted ones in each dimension."""
         own, usual = axes_of_dims(shape, order, sizes), "".join(wanted)
-        if _wide(order, sizes) == _wide(usual, sizes):
+        if without_units(order, sizes) == without_units(usual, sizes):
             return self._reshaped(value, own, wanted, sizes)
         split = self._reshaped(value, _with_units(own, order, sizes), list(order), sizes)
         perm = [order.index(letter) for letter in usual]
@@ -370,7 +370,7 @@ class Emitter:
     ) -> ir.Value:
         axes = axes_of_dims(self.match.shapes[old], order, sizes)
         usual = "".join(own)
-        if _wide(order, sizes) != _wide(usual, sizes):
+        if without_units(order, sizes) != without_units(usual, sizes):
             split = self._reshaped(value, own, list(usual), sizes)
             perm = [usual.index(letter) for letter in order]
             value, own = self.builder.transpose(split, perm), list(order)
@@ -394,11 +394,6 @@ class Emitter:
             parts = [batch if "b" in each else part for part, each in zip(parts, axes, strict=True)]
         target = self.builder.concat(parts, 0)
         return self.builder.reshape(value, target)
-
-
-def _wide(order: str, sizes: Mapping[str, int]) -> list[str]:
-    """The axes that are not 1, in their order."""
-    return [letter for letter in order if sizes[letter] != 1]
 
 
 def _is_whole_or_none(size: Dim) -> bool:
