@@ -54,14 +54,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, combinations, combinations_with_replacement, permutations, product
+from itertools import chain, combinations, combinations_with_replacement, islice, permutations, product
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import all_known, int_attr, is_op, makers_of, without_none
+from fa_compiler.passes.ir.nodes import all_known, int_attr, is_op, makers_of, nodes_of_type, reached, without_none
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
@@ -224,21 +224,30 @@ class Numbers:
     def edges(self) -> list[int]:
         """The sizes at which the graph may begin to compute something else: where two sums of multiples of a length and
         of numbers meet, one of which may be 0."""
-        found = _sums(sorted(self.added | self.compared)) | self.divisors
-        if self.has_places:  # each comparison may be one with >, which begins at the next token
-            several = range(2, MOST_TERMS + (len(self.compared) <= FEW))
-            groups = [each for times in several for each in combinations_with_replacement(self.compared, times)]
-            found |= {sum(each) + more for each in groups for more in (0, len(each) - 1)}
-        slopes, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
-        steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
-        pairs = [*product(self.compared, self.divisors)]
-        found |= {number * divisor for number, divisor in product([*found], self.divisors_of_places)}
-        found |= {other // number for number, other in pairs} | self._multiples
-        found |= {number // step for number, step in product(found, steps)}
+        found = _sums(sorted(self.added | self.compared)) | self.divisors | self._compared_together
+        found |= _products(found, self.divisors_of_places)
+        found |= _quotients(self.divisors, self.compared) | self._multiples
+        found |= _quotients(found, self._slopes)
         if self.has_squares:
             found |= self.factors
             found |= {round((times * number) ** (1 / root)) for number, root, times in product(found, (2, 3), (1, 2))}
         return sorted({*self.turns, *(number for number in found if LEAST <= number < ENDLESS)})
+
+    @property
+    def _compared_together(self) -> set[int]:
+        """The sums of numbers that positions are compared with together. Each comparison may be one with >, which
+        begins at the next token."""
+        if not self.has_places:
+            return set()
+        several = range(2, MOST_TERMS + (len(self.compared) <= FEW))
+        groups = chain.from_iterable(combinations_with_replacement(self.compared, times) for times in several)
+        return {sum(group) + more for group in groups for more in (0, len(group) - 1)}
+
+    @property
+    def _slopes(self) -> set[int]:
+        """By what a difference of two multiples of a length grows with the length: n - 100 of n rows is 2 n - 100."""
+        multiples, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)
+        return {abs(one + sign * other) for one, other, sign in product(multiples, multiples, signs)} - {0}
 
     @property
     def _multiples(self) -> set[int]:
@@ -254,8 +263,7 @@ class Numbers:
         once = {divisor: before(self.compared, divisor) for divisor in self.divisors}
         twice = (before(once[last], first) for first, last in permutations(self.divisors, 2))
         sums = _sums(sorted(self.begun | self.compared)) if self.begun else set[int]()
-        iterations = {number * divisor for number, divisor in product(sums, self.divisors)}
-        return {abs(length) for length in chain(*once.values(), *twice, iterations)}
+        return {*map(abs, chain(*once.values(), *twice, _products(sums, self.divisors)))}
 
     def include(self, other: Numbers) -> None:
         """Enter what was entered there."""
@@ -292,6 +300,14 @@ _ENTERED: Mapping[str, Callable[[Numbers], tuple[set[int], ...]]] = {
     "Slice": lambda numbers: (numbers.compared, numbers.cut),
 }
 """Where a number is entered that an operator met; the others compare."""
+
+
+def _products(numbers: Iterable[int], others: Iterable[int]) -> set[int]:
+    return {number * other for number, other in product(numbers, others)}
+
+
+def _quotients(numbers: Iterable[int], divisors: Iterable[int]) -> set[int]:
+    return {number // divisor for number, divisor in product(numbers, divisors)}
 
 
 def _sums(numbers: Sequence[int]) -> set[int]:
@@ -421,9 +437,9 @@ def _are_mixed(met: Sequence[_Met]) -> bool:
     """Are positions divided, or added to what varies, after a product or twice? Are they divided by several kinds of
     numbers?"""  # 15
     cut = {each.node: each for each in met if is_op(each.node, *CUTTING) and each.operand(0).is_sequence}
-    products = [each.node for each in met if is_op(each.node, "Mul") and each.has_places]
+    products = [*nodes_of_type((each.node for each in met if each.has_places), "Mul")]
     joined = [each.node for each in met if each.is_joined]
-    quotients = [node for node in cut if is_op(node, "Div", "Mod")]
+    quotients = [*nodes_of_type(cut, "Div", "Mod")]
     pairs = ((joined, [*joined, *products]), (cut, cut), (quotients, products))
     return _are_kinds(cut.values()) or any(_is_behind(node, others) for nodes, others in pairs for node in nodes)
 
@@ -442,14 +458,8 @@ def _is_fraction(number: float) -> bool:
 
 def _is_behind(node: ir.Node, others: Collection[ir.Node]) -> bool:
     """Does a node read what one of these nodes makes?"""
-    found, pending = {node}, [node]
-    while pending:
-        makers = {*makers_of(pending.pop().inputs)} - found
-        if not makers.isdisjoint(others):
-            return True
-        found |= makers
-        pending.extend(makers)
-    return False
+    behind = reached([node], lambda reader: makers_of(reader.inputs))
+    return any(maker in others for maker in islice(behind, 1, None))
 
 
 def _differ(sizes: Iterable[float]) -> bool:
