@@ -295,8 +295,8 @@ class _Match:
     def _place_in(self, cut: ir.Node, source: ir.Value) -> Dim | None:
         """The column of a source from which on a Slice takes columns, with all that the other axes hold; None for other
         nodes, and where it is not known."""
-        shape, whole = self.info.shape(cut.outputs[0]), self.info.shape(source)
-        if not is_op(cut, "Slice") or cut.inputs[0] is not source or shape is None or whole is None:
+        shape, whole = self.info.sizes(cut.outputs[0]), self.info.sizes(source)
+        if not is_op(cut, "Slice") or cut.inputs[0] is not source:
             return None
         if len(shape) != RANK or shape[:TOKENS] != whole[:TOKENS]:
             return None

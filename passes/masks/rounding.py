@@ -346,7 +346,7 @@ class _Sizes:
         """Is a 16-bit value known to hold numbers that are too large for float16 before they are rounded?"""
         value = element_source(value)
         node, size = value.producer(), self.largest(value)
-        if is_op(node, "Cast", "Mul") and node is not None:
+        if is_op(node, "Cast", "Mul"):
             size = math.prod(self.largest(operand) for operand in inputs_of(node))
         return FLOAT16_MAX < size < math.inf
 

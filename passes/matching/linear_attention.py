@@ -265,8 +265,8 @@ class _Search:
     def _size(self, product: Contraction, label: str) -> Dim | None:
         """The size of a dimension of a product."""
         for operand, labels in zip(product.operands, product.labels, strict=True):
-            shape = self.viewer.info.shape(operand)
-            if label in labels and shape is not None and len(shape) == len(labels):
+            shape = self.viewer.info.sizes(operand)
+            if label in labels and len(shape) == len(labels):
                 return shape[labels.index(label)]
         return None
 

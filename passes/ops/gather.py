@@ -67,7 +67,7 @@ def _gather_elements(ctx: Context) -> Fact:
 def _gather_nd(ctx: Context) -> Fact:
     data, indices = ctx.shape(0), ctx.shape(1)
     dtype = ctx.dtype(0)
-    if data is None or indices is None or not indices:
+    if data is None or not indices:
         return Fact(None, dtype)
     depth = indices[-1].const
     batch = ctx.int_attr("batch_dims", 0)

@@ -27,7 +27,7 @@ operands, or attributes."""
 
 def matmul_shape(left: Shape | None, right: Shape | None) -> Shape | None:
     """numpy.matmul's result: a 1-D operand is a row on the left and a column on the right."""
-    if left is None or right is None or not left or not right:
+    if not left or not right:
         return None
     batch = broadcast(left[:-2], right[:-2])
     if batch is None:
