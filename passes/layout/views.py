@@ -207,7 +207,7 @@ class Viewer:
             return None
         if is_op(node, "Div"):
             divisor = self._scalar_beside(right, left)
-            if divisor is None or divisor == 0.0:
+            if not divisor:
                 return None
             return left, 1.0 / divisor
         for tensor, number in ((left, right), (right, left)):
