@@ -67,6 +67,7 @@ from fa_compiler.passes.ir.nodes import (
     operands,
     outputs_of,
     source_through,
+    without_none,
 )
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
@@ -154,7 +155,7 @@ class Difference:
     @property
     def replaced(self) -> tuple[ir.Node, ...]:
         """The nodes from the probabilities to the product, the product first."""
-        parts = [node for part in self.parts for node in (part.scaling, part.chooser) if node is not None]
+        parts = without_none(node for part in self.parts for node in (part.scaling, part.chooser))
         return tuple(dict.fromkeys((self.product, *reversed(self.dividing), self.combining, *parts)))
 
     @property
@@ -197,7 +198,7 @@ def move_products(
     The graph stays as it is where there are none."""
     result = Substitutions()
     for difference in list(_differences(graph, softmaxes, matcher.facts)):
-        anchors = [part.anchor for part in difference.parts if part.anchor is not None]
+        anchors = without_none(part.anchor for part in difference.parts)
         if any(is_match(anchor, matcher) for anchor in anchors):
             continue  # a sum with zeros, which the ordinary matcher leaves out
         with Trial(new_builder()) as trial:
@@ -395,8 +396,8 @@ def _values_fit(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
     chooser = part.chooser
     if chooser is None:
         return True
-    shape, sizes = info.shape(values), info.shape(chooser.outputs[0])
-    if shape is None or sizes is None or len(shape) > len(sizes):
+    shape, sizes = info.sizes(values), info.sizes(chooser.outputs[0])
+    if len(shape) > len(sizes):
         return False
     own = _own_axis(part, chooser, values, info)
     axis = own + len(sizes) - len(shape)
