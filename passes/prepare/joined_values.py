@@ -42,7 +42,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import all_ops, holds_output, inputs_of, is_op, operand_at, readers_of
+from fa_compiler.passes.ir.nodes import all_known, all_ops, holds_output, inputs_of, is_op, operand_at, readers_of
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -134,8 +134,8 @@ def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
     shapes = [info.sizes(value) for value in values]
     if any(len(shape) < 2 for shape in shapes) or len({shape[:-1] for shape in shapes}) > 1:
         return False
-    widths = [shape[-1].const for shape in shapes]
-    return None not in widths and sum(width or 0 for width in widths) <= MAX_HEAD_SIZE
+    widths = all_known(shape[-1].const for shape in shapes)
+    return widths is not None and sum(widths) <= MAX_HEAD_SIZE
 
 
 def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
