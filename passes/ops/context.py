@@ -171,6 +171,7 @@ class Context:
 
 
 Rule: TypeAlias = Callable[[Context], Fact | Sequence[Fact]]
+ShapeRule: TypeAlias = Callable[[Context, Shape], Shape | None]
 RULES: dict[tuple[str, str], Rule] = {}
 
 
@@ -180,6 +181,21 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         for name in names:
             RULES[(domain, name)] = function
+        return function
+
+    return register
+
+
+def shape_rule(*names: str, domain: str = "", rank: int | None = None) -> Callable[[ShapeRule], ShapeRule]:
+    """Register a rule for the shape of a result that has the type of the first input, made of the shape of that input.
+    Where this is not known, or has another rank than is asked for, nothing is known of the result's."""
+
+    def register(function: ShapeRule) -> ShapeRule:
+        def result(ctx: Context) -> Fact:
+            shape = ctx.shape(0, rank)
+            return Fact(None if shape is None else function(ctx, shape), ctx.dtype(0))
+
+        rule(*names, domain=domain)(result)
         return function
 
     return register

@@ -24,6 +24,7 @@ from fa_compiler.passes.ops.context import (
     rank_of,
     rule,
     shape_of_groups,
+    shape_rule,
 )
 from fa_compiler.passes.ops.elementwise import does_not_overflow
 from fa_compiler.passes.ops.linear import NCHWC, PRODUCTS
@@ -134,13 +135,10 @@ def _arg(ctx: Context) -> Fact:
     return Fact(_without(shape, [axis], ctx.int_attr("keepdims", 1) != 0), ir.DataType.INT64)
 
 
-@rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-@rule("GlobalAveragePool", "GlobalMaxPool", domain=NCHWC)
-def _global_pool(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
-    return Fact((*shape[:2], *[Dim(1)] * (len(shape) - 2)), ctx.dtype(0))
+@shape_rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+@shape_rule("GlobalAveragePool", "GlobalMaxPool", domain=NCHWC)
+def _global_pool(ctx: Context, shape: Shape) -> Shape:
+    return (*shape[:2], *[Dim(1)] * (len(shape) - 2))
 
 
 @rule("LayerNormalization", "RMSNormalization")

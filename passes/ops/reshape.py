@@ -20,6 +20,7 @@ from fa_compiler.passes.ops.context import (
     listed_shape,
     or_fresh,
     rule,
+    shape_rule,
 )
 from fa_compiler.passes.ops.moves import Flattened, Inserted, Permuted, Regrouped, Removed, Shuffled, mover
 
@@ -157,18 +158,16 @@ def _transpose(ctx: Context) -> Fact:
     return Fact(tuple(shape[axis] for axis in perm), ctx.dtype(0))
 
 
-@rule("DepthToSpace", "SpaceToDepth")
-def _depth(ctx: Context) -> Fact:
-    shape = ctx.shape(0, rank=4)
-    block = ctx.int_attr("blocksize", 1)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
-    batch, depth, height, width = shape
-    if ctx.node.op_type == "DepthToSpace":
-        result = (batch, Dim.floordiv(depth, block * block), height * block, width * block)
-    else:
-        result = (batch, depth * (block * block), Dim.floordiv(height, block), Dim.floordiv(width, block))
-    return Fact(result, ctx.dtype(0))
+@shape_rule("DepthToSpace", rank=4)
+def _depth_to_space(ctx: Context, shape: Shape) -> Shape:
+    (batch, depth, height, width), block = shape, ctx.int_attr("blocksize", 1)
+    return batch, Dim.floordiv(depth, block * block), height * block, width * block
+
+
+@shape_rule("SpaceToDepth", rank=4)
+def _space_to_depth(ctx: Context, shape: Shape) -> Shape:
+    (batch, depth, height, width), block = shape, ctx.int_attr("blocksize", 1)
+    return batch, depth * (block * block), Dim.floordiv(height, block), Dim.floordiv(width, block)
 
 
 mover("Reshape", form=Regrouped)
