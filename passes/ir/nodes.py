@@ -124,6 +124,11 @@ def without_absent(mapping: Mapping[K, T | None]) -> dict[K, T]:
     return {key: value for key, value in mapping.items() if value is not None}
 
 
+def elsewhere(items: Iterable[T], places: Collection[int | None]) -> list[T]:
+    """The items that stand at none of these places."""
+    return [item for place, item in enumerate(items) if place not in places]
+
+
 def instances(items: Iterable[object], kind: type[T]) -> list[T]:
     """Those of some items that are of a class."""
     return [item for item in items if isinstance(item, kind)]

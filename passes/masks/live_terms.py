@@ -9,7 +9,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import sole, without_absent
+from fa_compiler.passes.ir.nodes import elsewhere, sole, without_absent
 from fa_compiler.passes.masks.magnitudes import HUGE, LOST_SHARE, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.rounding import reordering_decline
@@ -43,7 +43,7 @@ class LiveTerms:
 
     def without(self, indices: Collection[int]) -> tuple[Term, ...]:
         """The other terms."""
-        return tuple(term for index, term in enumerate(self.terms) if index not in indices)
+        return tuple(elsewhere(self.terms, indices))
 
     @property
     def not_selected(self) -> tuple[Term, ...]:

@@ -50,6 +50,7 @@ from fa_compiler.passes.answer.report import Missed, MissedCode
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
     constant,
+    elsewhere,
     has_row,
     int_attr,
     is_op,
@@ -166,7 +167,7 @@ class ContiguousLabels:
         if not summed:
             return False
         keeps = len(self.info.sizes(node.outputs[0])) == rank
-        own = axis if keeps else [dimension for dimension in range(rank) if dimension not in summed][axis]
+        own = axis if keeps else elsewhere(range(rank), summed)[axis]
         return own not in summed and self._is_monotone(_uncast(source), own)
 
     def _is_cast_of_runs(self, node: ir.Node, axis: int, depth: int) -> bool:

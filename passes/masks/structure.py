@@ -60,7 +60,7 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simp
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import instances
+from fa_compiler.passes.ir.nodes import elsewhere, instances
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
@@ -552,7 +552,7 @@ class _TermReader:
         """The axes along which a dimension of the labels other than that of the tokens runs; None where unknown."""
         if size.const == 1:
             return ()
-        others = [m for m in range(len(place.shape)) if m not in (place.row, place.column)]
+        others = elsewhere(range(len(place.shape)), (place.row, place.column))
         whole = (m for m in others if part.one[dimension] == Affine.index(m, len(place.shape)))
         return next((place.dims[m] for m in whole if size == place.shape[m]), None)
 

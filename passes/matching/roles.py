@@ -17,7 +17,7 @@ from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import certain
+from fa_compiler.passes.ir.nodes import certain, elsewhere
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import Term, tensors_of
@@ -189,7 +189,7 @@ def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
         places = [place for place, dim in enumerate(dims) if not set(needed).isdisjoint(dim)]
     else:
         places = [place for place, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)][-1:]
-    batch = flat_axes(dim for place, dim in enumerate(dims) if place not in places)
+    batch = flat_axes(elsewhere(dims, places))
     return batch, flat_axes(dims[place] for place in places)
 
 

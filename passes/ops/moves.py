@@ -53,6 +53,7 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
 from fa_compiler.passes.ir.nodes import (
     all_known,
     constant,
+    elsewhere,
     has_row,
     input_of,
     int_attr,
@@ -304,7 +305,7 @@ class WithUnits(Regrouped):
             return None
         rank = max(len(own), len(shape))
         axes = self._axes(rank)
-        return [axis for axis in range(rank) if axis not in axes] if axes else None
+        return elsewhere(range(rank), axes) if axes else None
 
 
 class Inserted(WithUnits):
@@ -338,7 +339,7 @@ class Removed(WithUnits):
         # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
         if any(space.resolve(dims[axis]) for axis in axes):
             return None
-        return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
+        return tuple(elsewhere(dims, axes))
 
     def carrier(self, dim: int, known: Known) -> int | None:
         others = self._others(known)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.cases import Number
 from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import input_of, int_attr, opset
+from fa_compiler.passes.ir.nodes import elsewhere, input_of, int_attr, opset
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
@@ -97,7 +97,7 @@ def _without(shape: Shape, gone: Collection[int], keep: bool) -> Shape:
     """A shape whose dimensions `gone` are 1, or left out if they are not to be kept."""
     if keep:
         return tuple(Dim(1) if index in gone else dim for index, dim in enumerate(shape))
-    return tuple(dim for index, dim in enumerate(shape) if index not in gone)
+    return tuple(elsewhere(shape, gone))
 
 
 def _total_of_all(ctx: Context) -> Content | None:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, consts, product, simplify_given
+from fa_compiler.passes.ir.nodes import elsewhere
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -124,7 +125,7 @@ def _squeeze(ctx: Context) -> Fact:
     gone = axes_in(axes or [], len(shape))
     if gone is None:
         return Fact(None, ctx.dtype(0))
-    kept = tuple(dim for index, dim in enumerate(shape) if index not in gone)
+    kept = tuple(elsewhere(shape, gone))
     return with_shape(ctx.content(0), kept, ctx.dtype(0))
 
 

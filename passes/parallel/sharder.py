@@ -36,6 +36,7 @@ from fa_compiler.passes.ir.nodes import (
     RANDOM,
     STANDARD,
     certain,
+    elsewhere,
     graph_opset,
     int_attr,
     is_op,
@@ -341,7 +342,7 @@ class Sharder(Operators):
         axis = self.axes.get(name_of(value))
         if axis is None:
             return self.inputs[value]
-        features = [size for dim, size in enumerate(self.shape(value, None)) if dim not in (0, axis)]
+        features = elsewhere(self.shape(value, None), (0, axis))
         if math.prod(size.const or 1 for size in features) > LIGHT_FEATURES:
             reason = f"it mixes the sequence: each rank would need {value.name!r} of all tokens"
             if self.length.const is not None:  # another dimension may have this number, such as one of a weight
