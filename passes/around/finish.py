@@ -153,7 +153,7 @@ class _Finisher:
 
     def _weight(self, group: Group) -> ir.Value:
         """The joined weight, which is read when it is written."""
-        tensors = [tensor for weight in group.weights if (tensor := constant_tensor(weight)) is not None]
+        tensors = without_none(constant_tensor(weight) for weight in group.weights)
         tensor = JoinedTensor(tensors, 0 if group.is_transposed else 1, self.builder.names.new("fa_weight"))
         value = ir.Value(name=tensor.name, const_value=tensor)
         value.dtype, value.shape = tensor.dtype, tensor.shape

@@ -63,7 +63,7 @@ def into_heads(value: ir.Value, info: ShapeInfo) -> Heads | None:
 
 def of_one_size(values: Sequence[ir.Value], info: ShapeInfo) -> tuple[Heads, ...] | None:
     """The heads that values are cut into, if all are, in one size; None for other values."""
-    found = [heads for value in values if (heads := into_heads(value, info)) is not None]
+    found = without_none(into_heads(value, info) for value in values)
     return tuple(found) if len(found) == len(values) and len({heads.size for heads in found}) == 1 else None
 
 

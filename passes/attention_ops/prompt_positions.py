@@ -17,7 +17,16 @@ from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.passes.attention_ops.rotary import COS, DOMAIN, POSITIONS, SIN
-from fa_compiler.passes.ir.nodes import certain, input_of, int_attr, is_weight, operands, reached, reads_shape
+from fa_compiler.passes.ir.nodes import (
+    certain,
+    input_of,
+    int_attr,
+    is_weight,
+    operands,
+    reached,
+    reads_shape,
+    without_none,
+)
 from fa_compiler.passes.values.facts import Facts
 
 PAST_KEY = 3
@@ -65,7 +74,7 @@ def _follow_first(node: ir.Node, facts: Facts) -> bool:
 
 def _inputs_of_positions(node: ir.Node) -> Iterator[ir.Value]:
     """The inputs of the model whose numbers the angles are computed from."""
-    starts = [value for index in (COS, SIN, POSITIONS) if (value := input_of(node, index)) is not None]
+    starts = without_none(input_of(node, index) for index in (COS, SIN, POSITIONS))
 
     def further(value: ir.Value) -> tuple[ir.Value, ...]:
         made_by = value.producer()

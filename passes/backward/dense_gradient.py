@@ -25,7 +25,7 @@ from fa_compiler.passes.backward.destination import (
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.match import Role
 from fa_compiler.passes.emit.build import LayoutEmitter
-from fa_compiler.passes.ir.nodes import certain
+from fa_compiler.passes.ir.nodes import certain, without_none
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource, cheapest_source
@@ -54,7 +54,7 @@ class Backward(GradientCompanion):
         destinations = [destination_of(gradient, match, plan.name) for gradient in self.record.gradients]
         if dy is None or None in destinations:
             return None
-        return dy.cost + sum(destination.cost for destination in destinations if destination is not None)
+        return dy.cost + sum(destination.cost for destination in without_none(destinations))
 
     def build(
         self,

@@ -219,7 +219,7 @@ class Evaluation:
 
     def _expect_small(self, node: ir.Node, operands: Iterable[Tensor | None]) -> None:
         """Raises TooLongError where a result is known to have too many elements."""
-        pairs = math.prod(max(1, math.prod(each.shape)) for each in operands if each is not None)
+        pairs = math.prod(max(1, math.prod(each.shape)) for each in without_none(operands))
         if node.op_type not in SIZED and pairs <= LARGEST:
             return
         for output in node.outputs:

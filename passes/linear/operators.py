@@ -571,7 +571,7 @@ def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with
     """What a node of the standard domain makes of tensors; None where it is not followed. Raises FailedError where it
     fails, as the run would, or where its operands are not known."""
     call = Call(node, operands, dtype, with_sums)
-    arrays = [operand.exact for operand in operands if operand is not None]
+    arrays = [operand.exact for operand in without_none(operands)]
     function = EXACT.get(node.op_type)
     try:
         with np.errstate(all="ignore"):

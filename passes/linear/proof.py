@@ -28,6 +28,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import (
     all_nodes,
+    first,
     inputs_of,
     is_op,
     producer,
@@ -158,7 +159,7 @@ class Prover:
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
         provers = (replace(self, batch=batch, tokens=tokens, work=[0, 0]) for batch, tokens in self.open_sizes())
-        return next((match for prover in provers if (match := prover._proven()) is not None), None)
+        return first(prover._proven() for prover in provers)
 
     def _proven(self) -> LinearMatch | None:
         """The linear attention, where the open sizes are these."""

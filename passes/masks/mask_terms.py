@@ -7,7 +7,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, flat_axes
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import inputs_of, is_op
+from fa_compiler.passes.ir.nodes import inputs_of, is_op, without_none
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import (
     Add,
@@ -37,7 +37,7 @@ def _masked_by_addend(term: Add[AlignedTensor], viewer: Viewer) -> ExcludedPosit
     if is_op(node, "Where") and term.operand.never_enlarges:
         assert node is not None
         condition, *branches = node.inputs
-        scalars = [viewer.info.scalar(branch) for branch in branches if branch is not None]
+        scalars = [viewer.info.scalar(branch) for branch in without_none(branches)]
         if condition is not None and None not in scalars and scalars.count(0.0) == 1:
             inner = aligned(AlignedTensor(condition, viewer.alignment(condition, view.base_dims, node)), viewer, node)
             return ExcludedPositions(_composed(view, inner), when=scalars[0] != 0.0)

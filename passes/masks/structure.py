@@ -60,7 +60,7 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simp
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import elsewhere, instances
+from fa_compiler.passes.ir.nodes import elsewhere, instances, without_none
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
@@ -329,7 +329,7 @@ class _TermReader:
         for dimension, size in zip((place.row, place.column), (self._rows, self.sizes[1]), strict=True):
             own = size if dimension is None else place.shape[dimension]
             atoms = [part.single_atom for part in (own, *own.broadcast_parts) if part != size]
-            known.update((atom, size) for atom in atoms if atom is not None)
+            known.update((atom, size) for atom in without_none(atoms))
         placed = replace(term.operand, never_enlarges=True)
         return replace(self, known={**self.known, **known}, always_known=known).read(replace(term, operand=placed))
 

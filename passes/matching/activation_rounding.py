@@ -44,6 +44,7 @@ from fa_compiler.passes.ir.nodes import (
     operand_at,
     reached,
     sole,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import any_contraction
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
@@ -97,7 +98,7 @@ def with_lost_scores(decline: Decline, value: ir.Value, facts: Facts) -> Decline
     if decline.hint != HINT:
         return decline
     starts = (rounding_ends(scores.producer()) for scores in reached([value], _scores_before, 64))
-    sentence = first(lost_scores(start, facts) for start in starts if start is not None)
+    sentence = first(lost_scores(start, facts) for start in without_none(starts))
     if sentence is None:
         return decline
     return Decline(decline.code, f"{decline.reason}; {sentence}", decline.culprit, decline.hint)

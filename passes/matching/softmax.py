@@ -61,6 +61,7 @@ from fa_compiler.passes.ir.nodes import (
     outputs_of,
     sole,
     source_through,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.exponentials import (
@@ -166,7 +167,7 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     If exponentials are divided by their total before the product and also after it, as where the probabilities are an
     output, both are one softmax: that of the late division.
     """
-    listed = [anchor for node in list(graph) if (anchor := anchor_at(node, info)) is not None]
+    listed = without_none(anchor_at(node, info) for node in list(graph))
     divisions = ((anchor.output, anchor.late) for anchor in listed if anchor.late is not None)
     late = {output for output, division in divisions if not is_dead(division.dividing[-1])}
     for anchor in listed:

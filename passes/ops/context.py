@@ -276,7 +276,7 @@ def shape_of_groups(shape: Shape | None, axis: int) -> Shape | None:
 def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:
     """The axes counted from the front, sorted; None when one is out of range or named twice."""
     places = [axis_in(axis, rank) for axis in axes]
-    known = {place for place in places if place is not None}
+    known = set(without_none(places))
     if len(known) != len(places):
         return None
     return sorted(known)

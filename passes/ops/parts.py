@@ -229,7 +229,7 @@ def _taken(places: range, axis: int) -> ArrayMove:
 def _concat(ctx: Context) -> Fact:
     dtype = ctx.dtype(0)
     shapes = [ctx.shape(index) for index in range(len(ctx.facts))]
-    ranks = {len(shape) for shape in shapes if shape is not None}
+    ranks = {len(shape) for shape in without_none(shapes)}
     if len(ranks) != 1:
         return Fact(None, dtype)
     rank = ranks.pop()

@@ -7,7 +7,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, consts
-from fa_compiler.passes.ir.nodes import all_known, sole
+from fa_compiler.passes.ir.nodes import all_known, sole, without_none
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
@@ -131,7 +131,7 @@ def _qlinear_where(ctx: Context) -> Fact:
 def _qlinear_concat(ctx: Context) -> Fact:
     """Behind the scale and zero point of the result, each tensor has its scale and zero point behind it."""
     shapes, dtype = [ctx.shape(place) for place in range(2, len(ctx.facts), 3)], ctx.dtype(1)
-    ranks = {len(shape) for shape in shapes if shape is not None}
+    ranks = {len(shape) for shape in without_none(shapes)}
     axis = ctx.axis_attr(sole(ranks))
     if axis is None:
         return Fact(None, dtype)

@@ -333,7 +333,7 @@ class IncreFlashMatcher:
         roles = self.match.roles
         head_dims = roles.head_dim, roles.value_head_dim
         views = zip((self.match.key, self.match.value), self.targets, head_dims, strict=True)
-        int8 = [cache for view in views if (cache := self._dequantized(*view)) is not None]
+        int8 = without_none(self._dequantized(*view) for view in views)
         if len(int8) == 2:
             return int8
         given = zip(map(self.inputs.get, ("key", "value")), self.targets, strict=True)

@@ -26,7 +26,7 @@ from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import attribute_values, constant, without_absent
+from fa_compiler.passes.ir.nodes import attribute_values, constant, without_absent, without_none
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -80,7 +80,7 @@ def _infos(bound: dict[str, Any], info: ShapeInfo) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for name, value in bound.items():
         if isinstance(value, Sequence):
-            known[name] = [_info(part, info) for part in value if part is not None]
+            known[name] = [_info(part, info) for part in without_none(value)]
         elif value is not None:
             known[name] = _info(value, info)
     return known

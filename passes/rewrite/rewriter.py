@@ -357,8 +357,8 @@ class Rewriter:
 
         The packed layout does not repeat an operand whose batch is 1.
         """
-        counts = [self.builder.info.shape(operand) for operand in operands if operand is not None]
-        if None in counts or len({shape[0] for shape in counts if shape is not None}) > 1:
+        counts = [self.builder.info.shape(operand) for operand in without_none(operands)]
+        if None in counts or len({shape[0] for shape in without_none(counts)}) > 1:
             reason = "query, key and value are not proven to have as many tokens in every run"
             raise Decline(Code.SHAPE, reason, match.node)
 

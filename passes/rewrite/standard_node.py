@@ -24,7 +24,7 @@ from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_RO
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import LayoutEmitter
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, inputs_of, makers_of, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, inputs_of, makers_of, operand_at, without_none
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.masks.band import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
@@ -188,7 +188,7 @@ class StandardBuilder:
 
     def _present_inputs(self, *names: str) -> list[ir.Value]:
         """Those of these inputs that there are."""
-        return [value for name in names if (value := self.inputs.get(name)) is not None]
+        return without_none(self.inputs.get(name) for name in names)
 
     def _declare(self, value: ir.Value) -> None:
         """Give a value the sizes that are known, because ONNX's inference takes an unknown width for 0."""
