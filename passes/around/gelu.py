@@ -142,7 +142,7 @@ def gelu_at(node: ir.Node, info: ShapeInfo) -> Gelu | None:
 def _written_out(share: ir.Node, info: ShapeInfo) -> Gelu | None:
     """The Gelu around a share; None where the argument or what follows is another polynomial."""
     dtype = info.dtype(share.outputs[0])
-    if dtype is None or dtype not in _SPACING:
+    if dtype not in _SPACING:
         return None
     tolerance = _SPACING[dtype]
     argument, wanted = operand_at(share, 0), _ARGUMENTS[share.op_type]

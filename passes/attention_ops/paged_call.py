@@ -146,7 +146,7 @@ class PagedCall(CachedCall):
         """New keys or values as the cache holds them. Raises Decline for a cache of another type."""
         builder, letter, kind = self.builder, "kv"[place], self.dtype(cache)
         named, quantised = (text_attr(self.node, f"{letter}_{what}", "") for what in ("cache_dtype", "quant_type"))
-        if kind not in (self.kind, INT8) or kind is None or named not in ("", CACHE_NAMES.get(kind)):
+        if kind not in (self.kind, INT8) or named not in ("", CACHE_NAMES.get(kind)):
             raise self.decline(f"its {CACHES[place]} is of another type than query and int8")
         scale = self._scale(place)
         if (scale is None) != (kind != INT8) or (scale is None) != (quantised in ("", "NONE")):

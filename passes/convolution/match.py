@@ -214,7 +214,7 @@ def _plain_type(node: ir.Node, info: ShapeInfo) -> ir.DataType:
         if (number := _only(node, name)) != 1:
             raise left(node, f"this causal convolution has a {word} of {number}, and ShortConvolution has none")
     dtype = info.dtype(node.outputs[0])
-    if dtype is None or dtype not in FLOATS:
+    if dtype not in FLOATS:
         raise left(node, f"the type of this causal convolution is {'unknown' if dtype is None else dtype.name}")
     if all(is_op(producer(operand_at(node, place)), "DequantizeLinear") for place in (0, 1)):
         raise left(node, "ONNX Runtime computes this causal convolution in integers, as its operands are quantised")

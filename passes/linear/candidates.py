@@ -73,7 +73,7 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
         if parts[part] <= MOST_PARTS:
             found[value] = steps
         node = value.producer()
-        if node is not None and node in region.members:
+        if node in region.members:
             same, further = _sources(node)
             pending[:0] = [(source, steps) for source in same]
             pending.extend((source, steps + 1) for source in further if steps < STEPS_BACK)

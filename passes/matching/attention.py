@@ -268,7 +268,7 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
     query, key, value = certain(qk.views[1 - key_side]), certain(qk.views[key_side]), certain(pv.views[1 - after.side])
     wanted = info.dtype(after.product.output)
     types = {info.dtype(view.base) for view in (query, key, value)}
-    if wanted is None or wanted not in FLOATS or not types <= set(FLOATS):
+    if wanted not in FLOATS or not types <= set(FLOATS):
         reason = "query, key and value are not float32, float16 or bfloat16"
         raise Decline(Code.DTYPE, reason, after.product.node)
     return (query, key, value), wanted if types == {wanted} else ir.DataType.FLOAT

@@ -254,7 +254,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return True
     if is_op(node, "Cast"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
-    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and drops_nothing(node))
+    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or drops_nothing(node)
 
 
 def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:

@@ -484,7 +484,7 @@ def quantised_advice(node: ir.Node) -> str | None:
 
 def _peel_layout(node: ir.Node, viewer: Viewer) -> Peeled:
     """Cases 4 and 5, and a Dropout that drops nothing."""
-    layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and drops_nothing(node))
+    layout = is_op(node, *LAYOUT_OPS) or drops_nothing(node)
     if not layout and not keeps_everything(node, viewer.info):
         return None
     return Rearrange(node), operand_at(node, 0)

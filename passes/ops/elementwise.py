@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
@@ -439,9 +439,12 @@ def unchanged_operand(node: ir.Node, known: Known) -> ir.Value | None:
     return None
 
 
-def drops_nothing(node: ir.Node) -> bool:
-    """Does a Dropout pass its input on? Its training_mode is absent or constant false, an is_test is 1, or its ratio is
-    constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in the mask."""
+def drops_nothing(node: ir.Node | None) -> TypeGuard[ir.Node]:
+    """Is a node a Dropout that passes its input on? Its training_mode is absent or constant false, an is_test is 1, or
+    its ratio is constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in
+    the mask."""
+    if not is_op(node, "Dropout"):
+        return False
     ratio = constant(input_of(node, 1), limit=1)
     if ratio is not None and not ratio.any():
         return True

@@ -276,7 +276,7 @@ class Sharder(Operators):
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
 
     def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and drops_nothing(node)):
+        if is_op(node, *RANDOM) and not drops_nothing(node):
             raise Refusal("it draws random numbers", node)
         inputs = _forms(node.inputs, self._whole)
         attrs = None

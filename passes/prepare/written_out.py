@@ -134,7 +134,7 @@ class _Call:
     def dtype(self, value: ir.Value, *more: ir.DataType) -> ir.DataType:
         """The type of a value: float32, one of 16 bits, or one of `more`."""
         dtype = self.builder.info.dtype(value)
-        if dtype not in (*FLOATS, *more) or dtype is None:
+        if dtype not in (*FLOATS, *more):
             raise _refused(self.node, f"the type of {value.name!r} is not known, or another one than it takes")
         return dtype
 
