@@ -48,9 +48,9 @@ from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.ir.nodes import (
-    STANDARD,
     axes_of,
     constant,
+    domain_of,
     equal_numbers,
     input_of,
     inputs_of,
@@ -148,8 +148,7 @@ class Region:
         arithmetic = kept or self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)  # 3
         if arithmetic is not None:
             return arithmetic
-        domain = "" if node.domain in STANDARD else node.domain
-        return OWN_RULES.get((domain, node.op_type), Region._of_product)(self, node)
+        return OWN_RULES.get((domain_of(node), node.op_type), Region._of_product)(self, node)
 
     def _of_product(self, node: ir.Node) -> Tensor[Quantity] | None:
         product = any_contraction(node, self.viewer.info)

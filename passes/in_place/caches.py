@@ -42,6 +42,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     any_op,
     certain,
+    domain_of,
     holds_output,
     int_attr,
     is_op,
@@ -275,7 +276,7 @@ def _not_appended(past_aliases: Sequence[ir.Value]) -> Decline:
 
 def _takes_past(node: ir.Node, value: ir.Value) -> bool:
     """Is this an attention operator that joins its new rows with the value by itself?"""
-    known = SIGNATURES.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    known = SIGNATURES.get((domain_of(node), node.op_type))
     names = () if known is None else known.inputs
     return any(taken is value and name in PAST_NAMES for name, taken in zip(names, node.inputs, strict=False))
 

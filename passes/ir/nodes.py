@@ -51,6 +51,11 @@ def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     return node is not None and node.domain in STANDARD and node.op_type in op_types
 
 
+def domain_of(node: ir.Node) -> str:
+    """The domain of a node; empty for the standard domain, whose other name is "ai.onnx"."""
+    return "" if node.domain in STANDARD else node.domain
+
+
 def has_row(node: ir.Node | None, table: Collection[str]) -> TypeGuard[ir.Node]:
     """Is this a node of the standard domain whose type has a row in a table? No node has one."""
     return node is not None and node.domain in STANDARD and node.op_type in table

@@ -22,9 +22,17 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import all_known, float_attr, input_of, inputs_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    domain_of,
+    float_attr,
+    input_of,
+    inputs_of,
+    int_attr,
+    is_op,
+    text_attr,
+)
 from fa_compiler.passes.ir.signatures import unknown_part
-from fa_compiler.passes.ops.context import domain_of
 from fa_compiler.passes.ops.linear import PRODUCTS, einsum_terms
 from fa_compiler.passes.values.shapes import ShapeInfo
 

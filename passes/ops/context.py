@@ -201,11 +201,6 @@ def shape_rule(*names: str, domain: str = "", rank: int | None = None) -> Callab
     return register
 
 
-def domain_of(node: ir.Node) -> str:
-    """The domain of a node; empty for the standard domain, whose other name is "ai.onnx"."""
-    return {"ai.onnx": ""}.get(node.domain, node.domain)
-
-
 @overload
 def fresh(count: int) -> Shape: ...
 

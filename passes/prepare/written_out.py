@@ -34,7 +34,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, certain, float_attr, input_of, int_attr, is_read
+from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, certain, domain_of, float_attr, input_of, int_attr, is_read
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -92,7 +92,7 @@ def is_written_out(node: ir.Node) -> bool:
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
-    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
+    return domain_of(node), node.op_type
 
 
 def _stays(node: ir.Node, reason: str) -> str:

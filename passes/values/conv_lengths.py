@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import makers_of, reached, reads_shape
+from fa_compiler.passes.ir.nodes import domain_of, makers_of, reached, reads_shape
 from fa_compiler.passes.ops.context import (
     Shape,
-    domain_of,
 )
 
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvInteger"), ("", "QLinearConv"), ("com.microsoft", "FusedConv")})
