@@ -10,8 +10,12 @@ The form of a move says which element of its source stands at an index i of the 
     Neutral         Dropout that drops nothing, x + 0,      i
                     0 + x, x - 0
     Permuted        Transpose                               i, with its dimensions in another order
-    Regrouped       Reshape, Flatten, Squeeze, Unsqueeze    the one at the same place in row-major order
-    Stretched       Expand, Tile                            i, with 0 where the source has 1; Tile: modulo its sizes
+    Regrouped       Reshape                                 the one at the same place in row-major order
+    Flattened       Flatten                                 the same
+    Inserted        Unsqueeze                               the same; dimensions of 1 come
+    Removed         Squeeze                                 the same; dimensions of 1 go
+    Stretched       Expand                                  i, with 0 where the source has 1
+    Tiled           Tile                                    i modulo the sizes of the source
     Repeated        Concat(x, ..., x), in parts.py          i modulo the size of x, along the axis
     Cut             Slice                                   start + step * i, along each axis that is cut
     Picked          Gather                                  the number in the indices, along the axis
