@@ -159,8 +159,9 @@ def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
         giving = [reader for reader in behind if _gives_output(reader, info)]
         if is_op(node, "Concat") and (movers := [*nodes_of_type(giving, *OTHERWISE)]):
             return movers[0]
-        is_written = any_op(giving, "Concat") or (_is_named(past) and _gives_output(node, info))
-        if is_op(node, *OTHERWISE) and is_written:
+        if not is_op(node, *OTHERWISE):
+            continue
+        if any_op(giving, "Concat") or (_is_named(past) and _gives_output(node, info)):
             return node
     return None
 
