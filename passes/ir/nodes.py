@@ -235,7 +235,7 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
 def number_of(value: ir.Value | None) -> Any:
     """The one number of a constant; None where a value is no constant, or holds more or less than one."""
     array = constant(value, limit=1)
-    return None if array is None or not array.size else array.item()
+    return array.item() if array is not None and array.size == 1 else None
 
 
 def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -404,10 +404,8 @@ class StandardBuilder:
 
     def _heads(self) -> tuple[int, int]:
         roles, space = self.match.roles, self.match.space
-        heads, kv_heads = (
-            certain(space.size(roles.heads).const),
-            certain(space.size(roles.kv_heads).const),
-        )  # Roles.check_sizes
+        heads = certain(space.size(roles.heads).const)  # Roles.check_sizes
+        kv_heads = certain(space.size(roles.kv_heads).const)
         return heads, kv_heads
 
     def _lengths(self, query: ir.Value, key: ir.Value) -> list[ir.Value]:
