@@ -36,7 +36,7 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.raise_opset import raise_opset
 from fa_compiler.passes.emit.survival import keep_dequantised, put_in_front
 from fa_compiler.passes.in_place import possible_buffers, use_buffers
-from fa_compiler.passes.ir.nodes import graph_opset, is_op, is_read, remember_versions, subgraphs
+from fa_compiler.passes.ir.nodes import any_op, certain, graph_opset, is_op, is_read, remember_versions, subgraphs
 from fa_compiler.passes.ir.surgery import replace_value, restore_order
 from fa_compiler.passes.linear.fuse import fuse_linear
 from fa_compiler.passes.linear.regions import LOOPS
@@ -290,7 +290,7 @@ class _Run:
         if (blocks := self._why_nothing_is_fused(graph, reported)) is not None:
             return blocks
         rewriter = Rewriter(Builder(graph, self.names, self.facts.info), self.facts)
-        has_top_k = any(is_op(node, "TopK") for node in graph)
+        has_top_k = any_op(graph, "TopK")
         sharing = Sharing(listed, self.matcher)
         groups: dict[ir.Node, list[Block]] = {}
         fused_in_group: dict[ir.Node, Block] = {}
@@ -329,7 +329,7 @@ class _Run:
         blocks: dict[ir.Node, Block] = {}
         for found in fuse_convolutions(graph, self.facts, self.names):
             if isinstance(found.outcome, Decline):
-                declined = self._declined_block(label(found.node) or "", found.outcome)
+                declined = self._declined_block(label(found.node), found.outcome)
                 blocks[found.node] = replace(declined, kind="convolution")
             else:
                 self.made.append(found.node)
@@ -352,7 +352,7 @@ class _Run:
         if is_attention_op(node):
             return [self._convert(node, rewriter)]
         if (decline := found.declined.get(node)) is not None:
-            return [self._declined_block(label(node) or "", decline)]
+            return [self._declined_block(label(node), decline)]
         return [_in_function(node, name) for name in self.softmaxes_of_function[node.op_identifier()]]
 
     def _retry(
@@ -388,12 +388,12 @@ class _Run:
         """The blocks of a graph in which nothing can be fused; None for other graphs."""
         if not graph.outputs:
             reason = "the graph has no outputs, so that nothing needs what this computes"
-            return [_block_of(label(node) or "", Decline(Code.NOT_ATTENTION, reason, node)) for node in reported]
+            return [_block_of(label(node), Decline(Code.NOT_ATTENTION, reason, node)) for node in reported]
         if self.opset > NEWEST_OPSET:
             reason = f"the model is of opset {self.opset}, and operators are known up to opset {NEWEST_OPSET}"
-            return [self._declined_block(label(node) or "", Decline(Code.OPSET, reason, node)) for node in reported]
+            return [self._declined_block(label(node), Decline(Code.OPSET, reason, node)) for node in reported]
         if self.refusal is not None:
-            return [self._declined_block(label(node) or "", self.refusal) for node in reported]
+            return [self._declined_block(label(node), self.refusal) for node in reported]
         return None
 
     def _fuse_again(self, graph: ir.Graph, softmaxes: list[ir.Node], has_top_k: bool) -> dict[ir.Node, list[Block]]:
@@ -422,7 +422,7 @@ class _Run:
     def _fuse_anchor(
         self, anchor: SoftmaxAnchor, rewriter: Rewriter, has_top_k: bool, substitutions: Substitutions
     ) -> list[Block]:
-        name = label(anchor.node) or ""
+        name = label(anchor.node)
         names = (name, *substitutions.twins(anchor))
         with limited(anchor.node) as budget:
             block = rewriter.attempt(lambda: self._fuse_one(name, anchor, rewriter, has_top_k))
@@ -439,7 +439,7 @@ class _Run:
         """Fuse each attention of a group that shares scores or probabilities. Returns one block for each softmax."""
         blocks: dict[ir.Node, Block] = {}
         for sharer in group:
-            name = label(sharer.anchor.node) or ""
+            name = label(sharer.anchor.node)
             build = partial(self._fuse_one, name, sharer.anchor, rewriter, has_top_k, sharer.route)
             made = limited_attempt(sharer.anchor.node, partial(rewriter.attempt, build))
             block = self._declined_block(name, made) if isinstance(made, Decline) else made
@@ -468,9 +468,7 @@ class _Run:
                 raise joined
             if joined is not None and not isinstance(joined, Decline):
                 return joined
-        block = self._fuse_match(name, self.matcher.match(anchor, route), rewriter, True)
-        assert block is not None
-        return block
+        return certain(self._fuse_match(name, self.matcher.match(anchor, route), rewriter, True))
 
     def _fuse_match(self, name: str, match: AttentionMatch, rewriter: Rewriter, dense: bool) -> Block | None:
         """Fuse an attention to selected keys, or, if it may be `dense`, any. Raises Decline."""
@@ -507,7 +505,7 @@ class _Run:
         Returns both blocks; one declined block where the attempt gives a better reason than `first_reason`; else an
         empty list.
         """
-        name = label(anchor.node) or ""
+        name = label(anchor.node)
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
         if self.facts.options.is_standard:
@@ -520,7 +518,7 @@ class _Run:
         if isinstance(pair, PairDecline):
             reason = f"its gradient could not be fused, and would compute the softmax again: {pair.reason}"
             forward = self._declined_block(name, Decline(pair.code, reason, pair.culprit, pair.hint))
-            backward = self._declined_block(label(pair.gradient) or name, pair)
+            backward = self._declined_block(label(pair.gradient), pair)
             return [replace(forward, pair=1), replace(backward, kind="backward", pair=-1)]
         if isinstance(pair, Decline):
             nearer = first_reason.code == Code.TRAINING or pair.code == Code.OVERFLOW or is_op(pair.culprit, "Dropout")
@@ -532,7 +530,7 @@ class _Run:
             forward,
             kind="backward",
             missed=(),
-            anchor=label(pair.match.backward.node) or name,
+            anchor=label(pair.match.backward.node),
             op=pair.node.op_type,
             node=pair.node.name,
             extensions=extensions_used(node_view(pair.node, self.facts.info)),
@@ -542,7 +540,7 @@ class _Run:
 
     def _convert(self, node: ir.Node, rewriter: Rewriter) -> Block:
         """Replace an attention operator by FlashAttentionScore and return its block."""
-        name = label(node) or ""
+        name = label(node)
 
         def build() -> tuple[ConvertedOp, Fused]:
             converted = convert(OpConverter.of(node, self.facts, rewriter.builder))
@@ -559,7 +557,7 @@ class _Run:
 
     def _replace(self, node: ir.Node, rewriter: Rewriter, kind: Kind, replacing: Replacing) -> Block:
         """Replace a ready-made operator by one node and return its block."""
-        name = label(node) or ""
+        name = label(node)
         build = partial(replacing, node, self.facts, rewriter.builder)
         made = limited_attempt(node, lambda: rewriter.attempt(build))
         if isinstance(made, Decline):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import chain
 from typing import Any, TypeVar
 
 from fa_compiler.passes.algebra.symbolic import Dim, product
@@ -30,6 +31,11 @@ class Axis:
 Axes = tuple[Axis, ...]
 Arrangement = tuple[Axes, ...]
 Record = TypeVar("Record")
+
+
+def flat_axes(dims: Iterable[Axes]) -> Axes:
+    """The axes of several dimensions, in order."""
+    return tuple(chain.from_iterable(dims))
 
 
 @dataclass

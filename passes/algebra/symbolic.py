@@ -513,6 +513,11 @@ def integer(value: int) -> Dim:
     return Dim(value)
 
 
+def consts(sizes: Iterable[Dim]) -> list[int | None]:
+    """The sizes as numbers, None for those that are not known before the run."""
+    return [size.const for size in sizes]
+
+
 def product(dims: Iterable[Dim]) -> Dim:
     """The product of dims: the element count of a shape."""
     total = Dim(1)

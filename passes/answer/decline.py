@@ -7,7 +7,7 @@ value, and who knows a better reason raises it by `reworded`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from typing import TypeVar, overload
 
 import onnx_ir as ir
 
@@ -18,8 +18,13 @@ NEWER_OPSET = "export again with opset 11 or newer"
 """The hint where nodes that are made need operators of that opset."""
 
 
+@overload
+def label(node: ir.Node) -> str: ...
+@overload
+def label(node: ir.Node | None) -> str | None: ...
 def label(node: ir.Node | None) -> str | None:
-    """The name by which a user knows a node: its own, or that of its first named output, or its type."""
+    """The name by which a user knows a node: its own, or that of its first named output, or its type. None where there
+    is no node."""
     if node is None:
         return None
     if node.name:

@@ -42,7 +42,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.gates import is_read_by, source
 from fa_compiler.passes.around.halves import pairs_of
 from fa_compiler.passes.around.records import Activation, expect_finite, is_float
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_op, only_reader, operand_at, operand_orders
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_op, only_reader, operand_at, operand_beside, operand_orders
 from fa_compiler.passes.values.patterns import is_closed
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -108,7 +108,7 @@ def _parts(node: ir.Node, info: ShapeInfo) -> _Parts | None:
     if gate is None or swish is None or (clipped, node.outputs[0]) not in operand_orders(swish, "Mul"):
         return None
     last, value = only_reader(swish.outputs[0]), swish.outputs[0]
-    factor = next((other for one, other in operand_orders(last, "Mul") if one is value), None)
+    factor = operand_beside(last, value, "Mul")
     if last is None or factor is None or gate.low > LOWEST or not 0 < gate.high < inf:  # 1
         return None
     bias, summed, added = _beside(factor, "Add", 0.0, info)  # 5 and 6
@@ -122,7 +122,7 @@ def _cut(
     gate: ir.Value, up: ir.Value, nodes: tuple[ir.Node, ...], info: ShapeInfo
 ) -> tuple[tuple[ir.Value, ...], dict[str, int], tuple[ir.Node, ...]] | None:
     """What the operator gets, the attributes that say so, and the nodes that cut it; None for other places."""
-    last = len(info.shape(gate) or ()) - 1
+    last = len(info.sizes(gate)) - 1
     pairs = pairs_of(gate, up, info)
     if pairs is not None:  # 7
         alone = pairs.axis == last and is_read_by(gate, nodes) and is_read_by(up, nodes)

@@ -149,11 +149,11 @@ class _Finisher:
         made = self.builder.nodes_since(mark)
         swept = sweep(self.builder.graph, nodes)
         name = label(whole.producer())
-        return Around(label(node) or "", "fused", node.op_type, name, len(swept.nodes), len(made))
+        return Around(label(node), "fused", node.op_type, name, len(swept.nodes), len(made))
 
     def _weight(self, group: Group) -> ir.Value:
         """The joined weight, which is read when it is written."""
-        tensors = [tensor for weight in group.weights if (tensor := constant_tensor(weight)) is not None]
+        tensors = without_none(constant_tensor(weight) for weight in group.weights)
         tensor = JoinedTensor(tensors, 0 if group.is_transposed else 1, self.builder.names.new("fa_weight"))
         value = ir.Value(name=tensor.name, const_value=tensor)
         value.dtype, value.shape = tensor.dtype, tensor.shape
@@ -181,7 +181,7 @@ class _Finisher:
 
     def _divide(self, group: Group, whole: ir.Value) -> None:
         """Let the readers of each part read it from a Split of the joined product, in heads if all are in heads."""
-        last = len(self.facts.info.shape(group.parts[0].result) or ()) - 1
+        last = len(self.facts.info.sizes(group.parts[0].result)) - 1
         if group.heads:
             self._split_heads(whole, last, group.heads)
             return

@@ -38,7 +38,18 @@ from fa_compiler.passes.around.rotary_ops import RotaryOp
 from fa_compiler.passes.around.standard import StandardFuser
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_dead, is_op, is_read, operand_at, places_of, without_none
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    attribute_values,
+    certain,
+    is_dead,
+    is_op,
+    is_read,
+    name_of,
+    operand_at,
+    places_of,
+    without_none,
+)
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite.node_view import node_view, prototype, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -163,7 +174,7 @@ class _Fuser:
         if found.is_half_table:
             cos, sin = self._doubled(cos, found.mode), self._doubled(sin, found.mode)
         if found.moves_pairs:
-            size = (self.facts.info.shape(x) or ())[-1].const or 0
+            size = self.facts.info.sizes(x)[-1].const or 0
             x, more = pairs_as_halves(x, size, self.builder), more + 3
         node = self._turning(found.anchor, x, (cos, sin), found.mode)
         dtype, (before, after) = self.facts.info.dtype(x), found.others
@@ -217,7 +228,7 @@ class _Fuser:
     def _doubled(self, table: ir.Value, mode: int) -> ir.Value:
         """A table that holds one number for each pair as one for each element."""
         info = self.facts.info
-        size = (info.shape(table) or ())[-1].const
+        size = info.sizes(table)[-1].const
         if mode != INTERLEAVE:
             return self.builder.concat([table, table], -1)
         places = self.builder.ints(np.repeat(np.arange(size or 0), 2).tolist())
@@ -226,7 +237,7 @@ class _Fuser:
     def _swapped(self, value: ir.Value) -> ir.Value:
         """A value with its second and third axis swapped. An Unsqueeze of a table is made anew, with the other axis."""
         info, node = self.facts.info, value.producer()
-        if is_op(node, "Unsqueeze") and len(info.shape(node.inputs[0]) or ()) == 3 and places_of(node, 4) == [1]:
+        if is_op(node, "Unsqueeze") and len(info.sizes(node.inputs[0])) == 3 and places_of(node, 4) == [1]:
             return self.builder.unsqueeze(operand_at(node, 0), [2])
         return self.builder.transpose(value, rotary.SWAP)
 
@@ -250,8 +261,7 @@ class _Fuser:
 
     def _filled(self, number: int, like: ir.Value) -> ir.Value:
         """A vector that holds one number, as long as the last axis of a tensor, and of its type."""
-        size, dtype = (self.facts.info.shape(like) or ())[-1].const, self.facts.info.dtype(like)
-        assert size is not None and dtype is not None
+        size, dtype = certain(self.facts.info.sizes(like)[-1].const), certain(self.facts.info.dtype(like))
         return self.builder.constant(np.full(size, number, dtype.numpy()), "weight")
 
     def _spec(self, op_type: str, anchor: ir.Node) -> OpSpec:
@@ -286,19 +296,19 @@ class _Fuser:
         if broken is not None:
             raise Decline(Code.ILLEGAL, f"{node.op_type} {broken.refusal(options.platform)}", anchor, "")
         self._expect_plugin(node, anchor)
-        name, op = label(anchor) or "", node.op_type
+        name, op = label(anchor), node.op_type
         self.builder.graph.append(node)
         self.made.append(node)
         for index, old in wanted.items():
             replace_value(old, node.outputs[index] if behind is None else behind(node.outputs[index]))
         swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
         removed = sum(one in nodes for one, _ in swept.nodes)
-        return Around(name, "fused", op, node.name or "", replaced=removed, added=1 + more, rounded=rounded)
+        return Around(name, "fused", op, name_of(node), replaced=removed, added=1 + more, rounded=rounded)
 
     def _expect_plugin(self, node: ir.Node, anchor: ir.Node) -> None:
         """Raises Decline where the file is for the plugins of ATC's own parser, and none of them writes the node."""
         options = self.facts.options
-        attrs = {name: attr.value for name, attr in node.attributes.items()}
+        attrs = attribute_values(node)
         misfit = plugin_misfit(node.op_type, attrs, options.cann) if options.parser_plugins else None
         if misfit is not None:
             raise Decline(Code.PARSER, misfit, anchor)

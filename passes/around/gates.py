@@ -45,7 +45,7 @@ def source(gate: ir.Value, up: ir.Value, nodes: Sequence[ir.Node], info: ShapeIn
         halves = halves_of(gate, up, info) if gate_first else halves_of(up, gate, info)  # 1, 2 and 3
         if halves is not None:
             alone = all(is_read_by(value, nodes) for value in (gate, up))
-            dim = halves.axis - len(info.shape(gate) or ())
+            dim = halves.axis - len(info.sizes(gate))
             return Source(halves.whole, dim, gate_first, halves.nodes) if alone else None
     return Source() if _is_product(gate) and _is_product(up) else None  # 4
 

@@ -47,7 +47,7 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     only_reader,
     operand_at,
-    operand_orders,
+    operand_beside,
     operands,
     text_attr,
 )
@@ -113,7 +113,7 @@ def _may_show_sign(value: ir.Value, options: Options) -> bool:
 def _gated(node: ir.Node, gelu: Gelu, info: ShapeInfo) -> Activation | None:
     """The gated activation with a Gelu; None where there is none."""
     gate, last, shape = gelu.gate, only_reader(gelu.result), info.shape(gelu.gate)
-    up = next((other for one, other in operand_orders(last, "Mul") if one is gelu.result), None)
+    up = operand_beside(last, gelu.result, "Mul")
     if last is None or up is None or up is gate or not shape or info.shape(up) != shape:  # 6
         return None
     nodes = (*gelu.nodes, last)
@@ -142,7 +142,7 @@ def gelu_at(node: ir.Node, info: ShapeInfo) -> Gelu | None:
 def _written_out(share: ir.Node, info: ShapeInfo) -> Gelu | None:
     """The Gelu around a share; None where the argument or what follows is another polynomial."""
     dtype = info.dtype(share.outputs[0])
-    if dtype is None or dtype not in _SPACING:
+    if dtype not in _SPACING:
         return None
     tolerance = _SPACING[dtype]
     argument, wanted = operand_at(share, 0), _ARGUMENTS[share.op_type]

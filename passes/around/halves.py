@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op, operand_at
+from fa_compiler.passes.ir.nodes import is_op, operand_at, sole
 from fa_compiler.passes.ops.parts import split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -89,7 +89,6 @@ def cut_by_slice(node: ir.Node | None, info: ShapeInfo) -> Cut | None:
 def _number(node: ir.Node, place: int, name: str, info: ShapeInfo) -> int | None:
     """The only start, end, axis or step of a Slice; None where there are several, or where it is not known."""
     if (attr := node.attributes.get(name)) is not None:
-        numbers = list(attr.as_ints())
-        return numbers[0] if len(numbers) == 1 else None
+        return sole(attr.as_ints())
     number = info.integer(operand_at(node, place))
     return None if number is None else number.const

@@ -54,8 +54,8 @@ def into_heads(value: ir.Value, info: ShapeInfo) -> Heads | None:
     flat = info.shape(value)
     if not is_op(node, "Reshape") or not flat or node.outputs[0].is_graph_output():
         return None
-    shape = info.shape(node.outputs[0])
-    if shape is None or len(shape) != len(flat) + 1 or shape[:-2] != flat[:-1]:
+    shape = info.sizes(node.outputs[0])
+    if len(shape) != len(flat) + 1 or shape[:-2] != flat[:-1]:
         return None
     count, size = shape[-2].const, shape[-1].const
     return Heads(node, count, size) if count and size and count * size == flat[-1] else None  # 1
@@ -63,7 +63,7 @@ def into_heads(value: ir.Value, info: ShapeInfo) -> Heads | None:
 
 def of_one_size(values: Sequence[ir.Value], info: ShapeInfo) -> tuple[Heads, ...] | None:
     """The heads that values are cut into, if all are, in one size; None for other values."""
-    found = [heads for value in values if (heads := into_heads(value, info)) is not None]
+    found = without_none(into_heads(value, info) for value in values)
     return tuple(found) if len(found) == len(values) and len({heads.size for heads in found}) == 1 else None
 
 
@@ -74,7 +74,7 @@ def head_parts(graph: ir.Graph, info: ShapeInfo) -> Iterator[HeadParts]:
         if node.graph is not graph or not is_op(node, "Split", "Slice"):
             continue
         whole = operand_at(node, 0)
-        rank = len(info.shape(whole) or ())
+        rank = len(info.sizes(whole))
         cuts = _of_slices(whole, rank, info) if is_op(node, "Slice") else _of_split(node, info)
         heads = of_one_size(cuts, info) if len(cuts) > 1 else None
         if heads is not None:

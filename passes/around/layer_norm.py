@@ -123,7 +123,7 @@ def _alone(node: ir.Node, info: ShapeInfo) -> Iterator[Norm]:
 def _multiplied_out(variance: ir.Node, x: ir.Value, mean: ir.Node, info: ShapeInfo) -> Norm | None:
     """The norm in which x and the mean are multiplied by the weight and the rate; None where there is none."""
     found, floor = rows.squared(variance, info), rows.floor_of(variance, info)
-    size = (info.shape(x) or ())[-1:]
+    size = info.sizes(x)[-1:]
     if found is None or not size or size[0].const is None or info.dtype(x) != FLOAT:
         return None
     for rate, steps in rows.rates(floor.value, info):

@@ -58,7 +58,7 @@ def pairs(graph: ir.Graph, info: ShapeInfo, options: Options) -> Iterator[Pair]:
 
 
 def _heads(node: ir.Node, info: ShapeInfo) -> int:
-    return (info.shape(operand_at(node, 0)) or ())[2].const or 0
+    return info.sizes(operand_at(node, 0))[2].const or 0
 
 
 def _are_pair(first: ir.Node, second: ir.Node, info: ShapeInfo, options: Options) -> bool:

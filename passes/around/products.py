@@ -145,7 +145,7 @@ def _by_operand(graph: ir.Graph, info: ShapeInfo) -> Iterable[list[Part]]:
     found: dict[object, list[Part]] = defaultdict(list)
     for node in graph:
         if (part := _part(node, info)) is not None:
-            rows = (info.shape(part.weight) or ())[_is_transposed(node)]
+            rows = info.sizes(part.weight)[_is_transposed(node)]
             found[operand_at(node, 0), node.op_type, _is_transposed(node), rows].append(part)
     return found.values()
 
@@ -160,11 +160,11 @@ def _part(node: ir.Node, info: ShapeInfo) -> Part | None:
     if not is_op(node, "MatMul", "Gemm"):  # 1
         return None
     weight = operand_at(node, 1)
-    shape = info.shape(weight)
-    if not _is_fixed(weight) or shape is None or len(shape) != 2 or not _is_plain(node):
+    shape = info.sizes(weight)
+    if not _is_fixed(weight) or len(shape) != 2 or not _is_plain(node):
         return None
     columns = shape[not _is_transposed(node)].const
-    if not columns or len(info.shape(node.outputs[0]) or ()) < 2:
+    if not columns or len(info.sizes(node.outputs[0])) < 2:
         return None
     return _with_bias(Part(node, weight, columns, None, node.outputs[0], (node,)))
 

@@ -69,10 +69,12 @@ from fa_compiler.passes.around.records import (
 )
 from fa_compiler.passes.around.rows import before_idle_casts
 from fa_compiler.passes.ir.nodes import (
+    certain,
     data_readers,
     is_op,
     only_reader,
     operand_at,
+    operand_beside,
     operand_orders,
     operands,
     permutation,
@@ -179,7 +181,7 @@ def _added(joined: _Joined, info: ShapeInfo) -> Rotary | None:
         return None
     parts = _parts(joined.second, operand_at(negative, 0), joined, info)
     total = only_reader(product.outputs[0])
-    sin = next(other for one, other in operand_orders(product, "Mul") if one is joined.result)
+    sin = certain(operand_beside(product, joined.result, "Mul"))
     if parts is None or total is None:
         return None
     if parts.mode == INTERLEAVE_HALF:
@@ -227,8 +229,8 @@ def _written_out(joined: _Joined, info: ShapeInfo) -> Rotary | None:
 
 def _of_complex_numbers(found: Rotary, info: ShapeInfo) -> Rotary | None:
     """The rotation of a tensor whose pairs are the parts of complex numbers; None where they are not."""
-    shape, cut, last = info.shape(found.x), found.x.producer(), sole(data_readers(found.result))
-    if shape is None or len(shape) != 5 or shape[-1] != 2 or not is_op(last, "Reshape"):
+    shape, cut, last = info.sizes(found.x), found.x.producer(), sole(data_readers(found.result))
+    if len(shape) != 5 or shape[-1] != 2 or not is_op(last, "Reshape"):
         return None
     result, whole = last.outputs[0], _without_pairs(shape)
     if info.shape(result) != whole:  # 15

@@ -131,10 +131,10 @@ def _expect_tables(
     info: ShapeInfo,
 ) -> None:
     """Raises Decline where it is not proven that the tables, or the positions, have a row for each token."""
-    shape, other = (info.shape(table) for table in tables)
+    shape, other = map(info.sizes, tables)
     rank = 3 if positions is None else 2  # 6 and 7
-    if shape is None or len(shape) != rank or other != shape:
+    if len(shape) != rank or other != shape:
         raise Decline(Code.SHAPE, "the tables of cosines and sines have different shapes, or unknown ones", node, "")
-    rows = shape[:2] if positions is None else info.shape(positions)
-    if rows is None or len(rows) != 2 or rows[0] not in (Dim(1), tokens[0]) or rows[1] != tokens[1]:
+    rows = shape[:2] if positions is None else info.sizes(positions)
+    if len(rows) != 2 or rows[0] not in (Dim(1), tokens[0]) or rows[1] != tokens[1]:
         raise Decline(Code.SHAPE, "it is not proven that there is a position for each token", node, "")

@@ -56,19 +56,23 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.records import FLOAT, Norm, SummedNorm, Weight, is_float, known_shape
 from fa_compiler.passes.ir.nodes import (
+    ABSENT,
     SIXTEEN_BITS,
+    certain,
     constant,
     distinct_consumers,
     equal_values,
-    first,
     int_attr,
     is_op,
     is_read,
     is_weight,
+    nodes_of_type,
     only_reader,
     operand_at,
+    operand_beside,
     operand_orders,
     operands,
+    others_of,
     places_of,
 )
 from fa_compiler.passes.ops.context import Shape
@@ -91,8 +95,7 @@ def squared(node: ir.Node, info: ShapeInfo) -> Match | None:
 
 def normalised(mean: ir.Node, info: ShapeInfo) -> Norm | None:
     """The rows divided by the root of the mean of their squares, around this mean; None where there are none."""
-    found = squared(mean, info)
-    assert found is not None
+    found = certain(squared(mean, info))
     floor = floor_of(mean, info)
     last = next(_to_normalised(floor.value, found["x"], info), None)
     if last is None:
@@ -148,9 +151,10 @@ def _to_normalised(floor: ir.Value, x: ir.Value, info: ShapeInfo) -> Iterator[li
     for rate, nodes in rates(floor, info):
         yield from ([*nodes, last] for last in _multiplying(rate, x))
     for root in _roots(floor, info):
-        for node in distinct_consumers(root.outputs[0]):
-            if is_op(node, "Div") and operand_at(node, 1) is root.outputs[0] and equal_values(operand_at(node, 0), x):
-                yield [root, node]  # 10
+        for node in nodes_of_type(distinct_consumers(root.outputs[0]), "Div"):  # 10
+            divided, divisor = operands(node)
+            if divisor is root.outputs[0] and equal_values(divided, x):
+                yield [root, node]
 
 
 def rates(floor: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, list[ir.Node]]]:
@@ -160,14 +164,18 @@ def rates(floor: ir.Value, info: ShapeInfo) -> Iterator[tuple[ir.Value, list[ir.
             if is_op(node, "Reciprocal") or (is_op(node, "Div") and info.scalar(operand_at(node, 0)) == 1.0):  # 7
                 yield node.outputs[0], [root, node]
     for node in distinct_consumers(floor):
-        if is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == -0.5:  # 8
+        if _is_power(node, -0.5, info):  # 8
             yield node.outputs[0], [node]
 
 
 def _roots(floor: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
-    for node in distinct_consumers(floor):
-        if is_op(node, "Sqrt") or (is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == 0.5):  # 6
-            yield node
+    """The nodes that take the root."""  # 6
+    return (node for node in distinct_consumers(floor) if is_op(node, "Sqrt") or _is_power(node, 0.5, info))
+
+
+def _is_power(node: ir.Node, exponent: float, info: ShapeInfo) -> bool:
+    """Does a node raise something to this power?"""
+    return is_op(node, "Pow") and info.scalar(operand_at(node, 1)) == exponent
 
 
 def _multiplying(rate: ir.Value, x: ir.Value) -> Iterator[ir.Node]:
@@ -210,9 +218,11 @@ def _with_weights(norm: Norm, info: ShapeInfo) -> Iterator[Norm]:
     """A norm alone, with the weight that follows it, and with the bias behind that, as far as there are such, of one
     type."""
     yield norm
-    if not norm.gamma.is_given and not norm.beta.is_given and (weighted := _times_weight(norm, info)) is not None:
+    if norm.beta.is_given:
+        return
+    if not norm.gamma.is_given and (weighted := _times_weight(norm, info)) is not None:
         yield (norm := weighted)
-    if norm.centred and not norm.beta.is_given and (whole := _plus_bias(norm, info)) is not None:
+    if norm.centred and (whole := _plus_bias(norm, info)) is not None:
         yield whole
 
 
@@ -226,8 +236,8 @@ def _before_cast(weight: Weight, dtype: ir.DataType | None, info: ShapeInfo) -> 
     """A weight before its cast to float32; None for one that is not cast from a vector of this type."""
     if not weight.is_given:
         return weight
-    source = None if weight.value is None else narrow_source(weight.value, info)
-    fits = source is not None and info.dtype(source) == dtype and len(info.shape(source) or ()) == 1
+    source = narrow_source(weight.value or ABSENT, info)
+    fits = source is not None and info.dtype(source) == dtype and len(info.sizes(source)) == 1
     return Weight(source) if fits else None
 
 
@@ -265,16 +275,17 @@ def type_of(weight: Weight, info: ShapeInfo) -> ir.DataType | None:
     """The type of a weight; None where there is no weight."""
     if weight.numbers is not None:
         return ir.DataType.from_numpy(weight.numbers.dtype)
-    return None if weight.value is None else info.dtype(weight.value)
+    return info.dtype(weight.value)
 
 
 def _other_operand(norm: Norm, op_type: str, info: ShapeInfo) -> tuple[ir.Node, ir.Value] | None:
     """The operator that is all that reads a norm, and the vector that it combines with it; None for others."""
     result = _behind_idle_casts(norm.result, info)
     reader = only_reader(result)
-    orders = operand_orders(reader, op_type)
-    other = next((other for one, other in orders if one is result and other is not result), None)
-    if reader is None or other is None or info.dtype(other) != info.dtype(result):
+    if not is_op(reader, op_type):
+        return None
+    other = next(iter(others_of(reader, result)), ABSENT)
+    if info.dtype(other) != info.dtype(result):
         return None
     fits = is_vector(other, _size(norm, info), info) and info.shape(reader.outputs[0]) == info.shape(result)
     return (reader, other) if fits else None
@@ -310,13 +321,12 @@ def narrow_source(value: ir.Value, info: ShapeInfo) -> ir.Value | None:
 def sum_before(norm: Norm, info: ShapeInfo) -> SummedNorm | None:
     """A norm together with the sum that it normalises; None where it normalises something else."""
     add = norm.x.producer()
-    weights = [weight for weight in (norm.gamma, norm.beta) if weight.is_given]
-    known = all(weight.is_constant for weight in weights)
+    known = all(weight.is_constant or not weight.is_given for weight in (norm.gamma, norm.beta))
     if not is_op(add, "Add") or add.graph is not norm.anchor.graph or not known:
         return None
     one, other = operands(add)
-    shapes = info.shape(one), info.shape(other)
-    if shapes[0] is None or shapes[0] != shapes[1] or one is other:
+    shape = info.shape(one)
+    if shape is None or shape != info.shape(other) or one is other:
         return None
     return SummedNorm(norm, (one, other), norm.x, (add, *norm.nodes))
 
@@ -351,7 +361,7 @@ def expect_equal_shapes(one: ir.Value, other: ir.Value, info: ShapeInfo, node: i
 
 def is_vector(value: ir.Value, size: int, info: ShapeInfo) -> bool:
     """Is this a vector of that size? Axes of 1 may stand in front of it."""
-    shape = info.shape(value) or ()
+    shape = info.sizes(value)
     return len(shape) > 0 and shape[-1] == size and all(dim == 1 for dim in shape[:-1])
 
 
@@ -359,12 +369,12 @@ def weight_of(value: ir.Value, size: int, info: ShapeInfo, node: ir.Node) -> Wei
     """The weight of a norm. Raises Decline for one of another shape."""
     if not is_vector(value, size, info):
         raise Decline(Code.SHAPE, f"the weight {value.name!r} is not a vector of {size} numbers", node, "")
-    if is_weight(value) and len(info.shape(value) or ()) == 1:
+    if is_weight(value) and len(info.sizes(value)) == 1:
         return Weight(value)
     numbers = _computed(value)
     if numbers is not None:
         return Weight(None, np.ascontiguousarray(numbers.reshape(-1)))
-    if len(info.shape(value) or ()) > 1:
+    if len(info.sizes(value)) > 1:
         raise Decline(Code.SHAPE, f"the weight {value.name!r} is computed, and is not a vector", node, "")
     return Weight(value)
 
@@ -388,8 +398,7 @@ def _computed(value: ir.Value, depth: int = 4) -> np.ndarray | None:
 
 def _other_number(node: ir.Node, value: ir.Value, info: ShapeInfo) -> float | None:
     """The number that is added to a value; None where it is not known."""
-    others = (info.scalar(other) for one, other in operand_orders(node, "Add") if one is value)
-    return first(others)
+    return info.scalar(operand_beside(node, value, "Add"))
 
 
 def expect_epsilon(number: float, node: ir.Node) -> float:

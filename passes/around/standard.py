@@ -32,7 +32,7 @@ from fa_compiler.op_registry.around_kernels import (
     SKIP_SIMPLIFIED,
     is_given,
 )
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Around, Code
@@ -51,7 +51,7 @@ from fa_compiler.passes.around.tables import LARGEST, has_equal_halves, has_equa
 from fa_compiler.passes.around.turned import pairs_as_halves, without_pair_axis
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, is_read, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, constant, is_op, is_read, name_of, operand_at
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
 
@@ -132,8 +132,7 @@ class StandardFuser:
             raise Decline(Code.RANK, f"{x.name!r} has not the three axes that {SKIP_SIMPLIFIED} takes", norm.anchor, "")
         inputs, attrs = [*found.operands, gamma], {"epsilon": norm.epsilon}
         result = self.builder.op(SKIP_SIMPLIFIED, inputs, attrs, dtype=dtype, outputs=4, domain=CONTRIB)
-        maker = result.producer()
-        assert maker is not None
+        maker = certain(result.producer())
         results = {norm.result: result, found.total: maker.outputs[3]}
         return self._put(result, norm.anchor, found.nodes, norm.rounded, results)
 
@@ -145,7 +144,7 @@ class StandardFuser:
             return value
         numbers = norm.gamma.numbers if value is None else constant(value, LARGEST)
         if not norm.gamma.is_given:
-            numbers = np.ones((self.facts.info.shape(x) or ())[-1].const or 0, dtype.numpy())
+            numbers = np.ones(self.facts.info.sizes(x)[-1].const or 0, dtype.numpy())
         held = None if numbers is None else numbers.astype(dtype.numpy())
         if numbers is None or held is None or not np.array_equal(held.astype(numbers.dtype), numbers, equal_nan=True):
             raise Decline(Code.DTYPE, "the weight has another type than what is normalised", norm.anchor)
@@ -188,7 +187,7 @@ class StandardFuser:
     def _rows(self, found: Rotary) -> tuple[ir.Value, int]:
         """What is rotated as rows with all heads, and their number. Raises Decline."""
         x = found.read_behind or found.x
-        heads, size = (dim.const for dim in known_shape(x, self.facts.info, found.anchor)[2:])
+        heads, size = consts(known_shape(x, self.facts.info, found.anchor)[2:])
         if heads is None or size is None:
             raise Decline(Code.SHAPE, "the number of heads or their size is not known", found.anchor, "")
         rows = self._flat_source(x)
@@ -210,8 +209,8 @@ class StandardFuser:
     def _flat_source(self, x: ir.Value) -> ir.Value | None:
         """The rows that a Reshape cuts into heads, where that makes x."""
         node, info = x.producer(), self.facts.info
-        shape, rows = info.shape(x), info.shape(operand_at(node, 0))
-        if not is_op(node, "Reshape") or shape is None or rows is None or len(rows) != 3:
+        shape, rows = info.shape(x), info.sizes(operand_at(node, 0))
+        if not is_op(node, "Reshape") or shape is None or len(rows) != 3:
             return None
         return operand_at(node, 0) if rows == (shape[0], shape[1], shape[2] * shape[3]) else None
 
@@ -261,12 +260,10 @@ class StandardFuser:
     # What both need.
 
     def _dtype(self, value: ir.Value) -> ir.DataType:
-        dtype = self.facts.info.dtype(value)
-        assert dtype is not None
-        return dtype
+        return certain(self.facts.info.dtype(value))
 
     def _width(self, table: ir.Value) -> int:
-        return (self.facts.info.shape(table) or ())[-1].const or 0
+        return self.facts.info.sizes(table)[-1].const or 0
 
     def _put(
         self,
@@ -277,8 +274,7 @@ class StandardFuser:
         results: Mapping[ir.Value, ir.Value],
     ) -> Around:
         """Put what was made in the place of `nodes`; `results` are the values of the model with what replaces them."""
-        node, name = result.producer(), label(anchor) or ""
-        assert node is not None
+        node, name = certain(result.producer()), label(anchor)
         added = len(self.builder.nodes) - len(self.made)
         self.made.extend(self.builder.nodes[len(self.made) :])
         for old, new in results.items():
@@ -286,4 +282,4 @@ class StandardFuser:
                 replace_value(old, self.builder.for_output(old, new), rename=old.is_graph_output())
         swept = sweep(self.builder.graph, [one for one in nodes if one.graph is self.builder.graph][::-1])
         removed = sum(one in nodes for one, _ in swept.nodes)
-        return Around(name, "fused", node.op_type, node.name or "", replaced=removed, added=added, rounded=rounded)
+        return Around(name, "fused", node.op_type, name_of(node), replaced=removed, added=added, rounded=rounded)

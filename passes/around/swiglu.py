@@ -30,7 +30,15 @@ from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.around.gates import source
 from fa_compiler.passes.around.records import Activation, expect_finite, is_float
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, float_attr, is_op, only_reader, operand_at, operand_orders
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    float_attr,
+    is_op,
+    only_reader,
+    operand_at,
+    operand_beside,
+    operand_orders,
+)
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -47,7 +55,7 @@ def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activa
     if swish is None or not is_op(last, "Mul"):
         return []
     value = swish.outputs[0]
-    up = next((other for one, other in operand_orders(last, "Mul") if one is value), None)
+    up = operand_beside(last, value, "Mul")
     shape = info.shape(gate)
     if up is None or up is gate or not shape or info.shape(up) != shape:  # 3
         return []

@@ -73,7 +73,7 @@ def _holds(
             return False
         if is_made_so(node, info):
             return True
-        value = _made_of(node, len(info.shape(value) or ()), info)
+        value = _made_of(node, len(info.sizes(value)), info)
     return False
 
 
@@ -102,7 +102,7 @@ def _made_of(node: ir.Node, rank: int, info: ShapeInfo) -> ir.Value | None:
         return operand_at(node, 0)
     if is_op(node, "Unsqueeze") and rank - 1 not in (places_of(node, rank) or [rank - 1]):  # 7
         return operand_at(node, 0)
-    if is_op(node, "Gather") and int_attr(node, "axis", 0) == 0 and len(info.shape(node.inputs[0]) or ()) > 1:  # 8
+    if is_op(node, "Gather") and int_attr(node, "axis", 0) == 0 and len(info.sizes(node.inputs[0])) > 1:  # 8
         return operand_at(node, 0)
     factors = (other for number, other in operand_orders(node, "Mul") if info.scalar(number) is not None)
     return next(factors, None)  # 9

@@ -14,8 +14,8 @@ def without_pair_axis(found: Rotary, builder: Builder) -> Rotary:
     """A rotation of complex numbers as one of heads whose pairs are neighbours: x has four axes, and so have the
     tables."""
     x, info = found.x, builder.info
-    if len(info.shape(x) or ()) == 5:
-        size = (info.shape(found.result) or ())[-1].const or 0
+    if len(info.sizes(x)) == 5:
+        size = info.sizes(found.result)[-1].const or 0
         x = builder.reshape(x, [0, 0, 0, size])
     cos, sin = (builder.squeeze(table, [4]) for table in (found.cos, found.sin))
     return replace(found, x=x, cos=cos, sin=sin)

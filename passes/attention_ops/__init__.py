@@ -101,7 +101,7 @@ def convert(call: OpConverter) -> ConvertedOp:
         if (unknown := unknown_part(node)) is not None:
             reason = f"{node.op_type} has {unknown}, and what it means is not known here"
             raise call.decline(Code.READY_MADE, reason)
-        if any(size.const == 0 for size in call.info.shape(operand_at(node, 0)) or ()):
+        if any(size.const == 0 for size in call.info.sizes(operand_at(node, 0))):
             raise call.decline(Code.READY_MADE, f"the query of {node.op_type} has no elements in any run")
         return family(call)
     if node.domain == DOMAIN:

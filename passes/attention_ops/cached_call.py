@@ -84,7 +84,7 @@ class CachedCall(DirectConversion):
     def kind(self) -> ir.DataType:
         """The type of query. Raises Decline."""
         kind = self.dtype(self.required("query"))
-        if kind not in FLOATS or kind is None:
+        if kind not in FLOATS:
             raise self.decline("its query is not float32, float16 or bfloat16")
         return kind
 

@@ -260,7 +260,7 @@ class OpConverter:
 
         The view stops at an Expand that may be what makes the scores larger.
         """
-        sizes, size = self.info.shape(value) or (), self.viewer.space.size
+        sizes, size = self.info.sizes(value), self.viewer.space.size
         fits = all(own.const == 1 or own == size(dim) for own, dim in zip(sizes, dims, strict=True))
         depths = [True]
         if fits:

@@ -112,8 +112,8 @@ class _Conversion(CachedCall):
             raise self.decline(f"its num_heads is {heads} and its kv_num_heads {kv_heads}")
         size = self.width(self.required("past_key"), 4)
         for name in PASTS:
-            shape = self.facts.info.shape(self.required(name))
-            if shape is None or len(shape) != 4 or [shape[1].const, shape[3].const] != [kv_heads, size]:
+            shape = self.facts.info.sizes(self.required(name))
+            if len(shape) != 4 or [shape[1].const, shape[3].const] != [kv_heads, size]:
                 raise self.decline(f"its caches are not proven to have {kv_heads} heads of {size}")
         return Sizes(heads, kv_heads, size, size)
 

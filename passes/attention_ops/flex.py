@@ -21,7 +21,7 @@ from fa_compiler.passes.answer.decline import reworded
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import RANDOM, STANDARD, int_attr
+from fa_compiler.passes.ir.nodes import RANDOM, STANDARD, certain, int_attr
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -79,8 +79,7 @@ def _definition(call: OpConverter) -> SoftmaxAnchor:
     softmax = builder.op("Softmax", [scores], {"axis": -1})
     weights = builder.cast(_inlined(call, "prob_mod", softmax), dtype or precision)
     builder.matmul(weights, value)
-    maker = softmax.producer()
-    assert maker is not None
+    maker = certain(softmax.producer())
     return SoftmaxAnchor(scores, softmax, (3,), (maker,))
 
 

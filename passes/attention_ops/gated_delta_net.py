@@ -28,7 +28,8 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.known import if_known
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.attention_ops.direct import (
     TURNED,
     Attributes,
@@ -38,9 +39,8 @@ from fa_compiler.passes.attention_ops.direct import (
     rule_in_words,
 )
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import input_of, int_attr, text_attr
+from fa_compiler.passes.ir.nodes import all_known, input_of, int_attr, text_attr
 from fa_compiler.passes.ir.signatures import unknown_part
-from fa_compiler.passes.ops.context import all_known
 from fa_compiler.passes.values.facts import Facts
 
 FLOAT = ir.DataType.FLOAT
@@ -83,7 +83,7 @@ class _Conversion(DirectConversion):
             "query": self._merged(self._normed(0), sizes.lead, sizes.q_heads * sizes.size),
             "key": self._merged(self._normed(1), sizes.lead, sizes.q_heads * sizes.size),
             "value": self._merged(self._operand(2), sizes.lead, sizes.heads * sizes.width),
-            "past_state": None if state is None else self._swapped(state),  # (3)
+            "past_state": if_known(self._swapped, state),  # (3)
             "decay": decay and self._merged(decay, sizes.lead, self._gate_width(sizes)),
             "beta": beta and self._merged(beta, sizes.lead, sizes.heads),
             "cu_seqlens": input_of(node, 3),
@@ -129,7 +129,7 @@ class _Conversion(DirectConversion):
 
     def _known(self, *sizes: Dim) -> list[int]:
         """Sizes that are numbers. Raises Decline where one is not."""
-        known = all_known(size.const for size in sizes)
+        known = all_known(consts(sizes))
         if known is None:
             raise self.decline(UNKNOWN_SIZES)
         return known
@@ -141,7 +141,7 @@ class _Conversion(DirectConversion):
         if input_of(self.node, 3) is not None:  # (2)
             return 1, -1
         state = input_of(self.node, 6)
-        shape = None if state is None else self.facts.info.shape(state)
+        shape = self.facts.info.shape(state)
         if not shape or not shape[0].const:
             raise self.decline("the number of its sequences is not known before the model runs")
         return shape[0].const, -1
@@ -162,7 +162,7 @@ class _Conversion(DirectConversion):
     def _parts(self, whole: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
         """Query, key and value out of one tensor (1)."""
         shape, state = self.facts.info.shape(whole), input_of(self.node, 6)
-        states = None if state is None else self.facts.info.shape(state)
+        states = self.facts.info.shape(state)
         if not shape or states is None or len(states) != 4:
             raise self.decline("the shapes of query and initial_state are not known")
         total, heads, width, size = self._known(shape[-1], *states[1:])
@@ -230,7 +230,7 @@ class _Conversion(DirectConversion):
     def _gate_width(self, sizes: _Sizes) -> int:
         """How many numbers the gate of a token has."""
         decay = input_of(self.node, 4)
-        rank = None if decay is None else self._rank(decay)
+        rank = if_known(self._rank, decay)
         if decay is not None and rank is None:
             raise self.decline("the rank of decay is unknown")
         return sizes.heads * (sizes.size if rank == self._rank(self._operand(0)) else 1)
@@ -251,4 +251,4 @@ class _Conversion(DirectConversion):
 
     def _rank(self, value: ir.Value) -> int | None:
         shape = self.facts.info.shape(value)
-        return None if shape is None else len(shape)
+        return if_known(len, shape)

@@ -104,8 +104,8 @@ class _Conversion(DirectConversion):
     def _padded(self, operands: _Operands, heads: int, attrs: Attributes, offsets: int, addend: ir.Value) -> Direct:
         """The FlashAttentionScore of a padded batch, to whose scores a bias is added."""  # (4)
         builder, info, given = self.builder, self.facts.info, input_of(self.node, offsets)
-        shape = info.shape(addend)
-        if given is None or shape is None or len(shape) != 4 or shape[1].const not in (1, heads):
+        shape = info.sizes(addend)
+        if given is None or len(shape) != 4 or shape[1].const not in (1, heads):
             raise self.decline(
                 f"its attention_bias is not one for each head, or one for all {heads}, of a padded batch"
             )
@@ -196,16 +196,16 @@ class _Conversion(DirectConversion):
 
     def _unpacked(self, packed: ir.Value, heads: int) -> list[ir.Value]:
         """[T, N, 3, D] as query, key and value [T, N, D]."""
-        shape = self.facts.info.shape(packed)
-        if shape is None or len(shape) != 4 or shape[1].const != heads or shape[2].const != 3:
+        shape = self.facts.info.sizes(packed)
+        if len(shape) != 4 or shape[1].const != heads or shape[2].const != 3:
             raise self.decline("a query without key and value is not [T, num_heads, 3, head_size]")
         places = [self.builder.constant(np.array(number, np.int64)) for number in range(3)]
         return [self.builder.gather(packed, place, 2) for place in places]
 
     def _sum(self, part: ir.Value, bias: ir.Value, heads: int) -> ir.Value:
         """An operand with its bias, which lies as the operand does."""
-        shape = self.facts.info.shape(part)
-        if shape is not None and len(shape) == 3:
+        shape = self.facts.info.sizes(part)
+        if len(shape) == 3:
             bias = self.builder.reshape(bias, [heads, -1])
         return self.builder.add(part, bias)
 

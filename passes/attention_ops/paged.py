@@ -29,6 +29,7 @@ from fa_compiler.passes.attention_ops.paged_call import CACHES, INT8, PagedCall,
 from fa_compiler.passes.attention_ops.pages import Rows
 from fa_compiler.passes.attention_ops.single_tokens import SingleTokens, takes_pages
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import certain
 from fa_compiler.passes.values.facts import Facts
 
 OP = "FlashAttentionScore"
@@ -102,8 +103,7 @@ class _Conversion(PagedCall):
 
     def _with_single(self, out: ir.Value, single: SingleTokens, given: Prepared) -> ir.Value:
         """The result of FlashAttentionScore with the rows of the sequences of one token."""
-        block_size = self._block_size
-        assert block_size is not None
+        block_size = certain(self._block_size)
         attrs: Attributes = {
             "num_heads": self.sizes.heads,
             "num_key_value_heads": self.sizes.kv_heads,

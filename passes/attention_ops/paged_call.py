@@ -23,12 +23,13 @@ from functools import cached_property
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.answer.decline import first_reason
 from fa_compiler.passes.attention_ops.cached_call import FLOAT, LATENT, SEPARATE, CachedCall, Sizes
 from fa_compiler.passes.attention_ops.direct import Outputs
 from fa_compiler.passes.attention_ops.pages import ADDING_SINCE, Pages, Rows, Sequences
 from fa_compiler.passes.emit.build import INT64
-from fa_compiler.passes.ir.nodes import int_attr, is_read, text_attr
+from fa_compiler.passes.ir.nodes import certain, int_attr, is_read, text_attr
 
 INT8 = ir.DataType.INT8
 CACHES = ("key_cache", "value_cache")
@@ -77,8 +78,8 @@ class PagedCall(CachedCall):
         if heads < 1 or kv_heads < 1 or heads % kv_heads:
             raise self.decline(f"its num_heads is {heads} and its kv_num_heads {kv_heads}")
         for name in CACHES[: 1 if self.is_latent else 2]:
-            shape = self.facts.info.shape(self.required(name))
-            if shape is None or len(shape) != 4 or [each.const for each in shape[2:]] != [kv_heads, size]:
+            shape = self.facts.info.sizes(self.required(name))
+            if len(shape) != 4 or consts(shape[2:]) != [kv_heads, size]:
                 raise self.decline(f"its caches are not proven to have {kv_heads} heads of {size}")
         width = int_attr(self.node, "v_head_size", 0) or size
         if width != size or self.is_latent:
@@ -115,8 +116,7 @@ class PagedCall(CachedCall):
         which the error of a run with other rows has, says what is wrong there."""
         sizes = [self.sequences.tokens().count, self.builder.ints([heads, self.sizes.size])]
         rows = self.builder.reshape(part, self.builder.concat(sizes, 0))
-        node = rows.producer()
-        assert node is not None
+        node = certain(rows.producer())
         node.name = self.builder.names.new(ALL_ROWS)
         return rows
 
@@ -146,7 +146,7 @@ class PagedCall(CachedCall):
         """New keys or values as the cache holds them. Raises Decline for a cache of another type."""
         builder, letter, kind = self.builder, "kv"[place], self.dtype(cache)
         named, quantised = (text_attr(self.node, f"{letter}_{what}", "") for what in ("cache_dtype", "quant_type"))
-        if kind not in (self.kind, INT8) or kind is None or named not in ("", CACHE_NAMES.get(kind)):
+        if kind not in (self.kind, INT8) or named not in ("", CACHE_NAMES.get(kind)):
             raise self.decline(f"its {CACHES[place]} is of another type than query and int8")
         scale = self._scale(place)
         if (scale is None) != (kind != INT8) or (scale is None) != (quantised in ("", "NONE")):

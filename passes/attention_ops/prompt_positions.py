@@ -17,7 +17,16 @@ from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.passes.attention_ops.rotary import COS, DOMAIN, POSITIONS, SIN
-from fa_compiler.passes.ir.nodes import input_of, int_attr, is_weight, operands, reached, reads_shape
+from fa_compiler.passes.ir.nodes import (
+    certain,
+    input_of,
+    int_attr,
+    is_weight,
+    operands,
+    reached,
+    reads_shape,
+    without_none,
+)
 from fa_compiler.passes.values.facts import Facts
 
 PAST_KEY = 3
@@ -32,8 +41,7 @@ def note_on_positions(nodes: list[ir.Node]) -> str:
     """What the report says of them."""
     first = nodes[0]
     others = f" (and {len(nodes) - 1} more)" if len(nodes) > 1 else ""
-    positions = input_of(first, POSITIONS)
-    assert positions is not None
+    positions = certain(input_of(first, POSITIONS))
     decisive = first_of([repr(value.name) for value in _inputs_of_positions(first)] or [repr(positions.name)])
     return (
         f"{label(first)}{others}: GroupQueryAttention without a past reads only the first number of its position_ids "
@@ -53,7 +61,7 @@ def _reads_first_position(node: ir.Node) -> bool:
 def _follow_first(node: ir.Node, facts: Facts) -> bool:
     """Are the positions at (b, i) proven to be the first one + i?"""
     given = input_of(node, POSITIONS)
-    shape = None if given is None else facts.info.shape(given)
+    shape = facts.info.shape(given)
     if shape is None or len(shape) != 2:
         return False
     reader = facts.positions(shape)
@@ -66,7 +74,7 @@ def _follow_first(node: ir.Node, facts: Facts) -> bool:
 
 def _inputs_of_positions(node: ir.Node) -> Iterator[ir.Value]:
     """The inputs of the model whose numbers the angles are computed from."""
-    starts = [value for index in (COS, SIN, POSITIONS) if (value := input_of(node, index)) is not None]
+    starts = without_none(input_of(node, index) for index in (COS, SIN, POSITIONS))
 
     def further(value: ir.Value) -> tuple[ir.Value, ...]:
         made_by = value.producer()

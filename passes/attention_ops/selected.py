@@ -17,8 +17,8 @@ def selected_entries(conversion: DirectConversion, given: ir.Value, counts: ir.V
     position becomes one behind all keys, which the operator passes over. Its own causal mode would end each list after
     as many entries as the token sees keys.
     """
-    builder, shape = conversion.builder, conversion.facts.info.shape(given)
-    if shape is None or len(shape) != 2:
+    builder, shape = conversion.builder, conversion.facts.info.sizes(given)
+    if len(shape) != 2:
         raise conversion.decline("selected_indices is not proven to be [T, entries]")
     places = builder.range(builder.dimension(given, 1))
     wide = builder.unsqueeze(builder.cast(counts, INT64), (1,))

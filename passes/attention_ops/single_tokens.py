@@ -20,6 +20,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry.ops.incre_flash_attention import MAX_BLOCK, MAX_D, MAX_GROUP, MAX_N, MAX_PAGE_WIDTH
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.attention_ops.pages import NO_PAGE, Pages, Sequences
 from fa_compiler.passes.emit.build import Builder
 
@@ -94,7 +95,7 @@ class SingleTokens:
         shape = builder.info.shape(query)
         assert dtype is not None and shape is not None
         zero = builder.cast(builder.constant(np.zeros((1, 1), np.float32), "number"), dtype)
-        sizes = [size.const for size in shape[1:]]
+        sizes = consts(shape[1:])
         nothing = builder.expand(zero, [1, *(size or 0 for size in sizes)])
         own = builder.gather(query, self.tokens, 0)
         rows = builder.unsqueeze(builder.concat([nothing, own], 0), (1,))

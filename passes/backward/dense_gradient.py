@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx_ir as ir
 
 from fa_compiler.op_registry import OpSpec, get
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.backward.destination import (
@@ -25,6 +25,7 @@ from fa_compiler.passes.backward.destination import (
 from fa_compiler.passes.backward.gradient_targets import GradientTarget
 from fa_compiler.passes.backward.match import Role
 from fa_compiler.passes.emit.build import LayoutEmitter
+from fa_compiler.passes.ir.nodes import certain, without_none
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.rewrite.layout_plan import LayoutPlan, OperandSource, cheapest_source
@@ -53,7 +54,7 @@ class Backward(GradientCompanion):
         destinations = [destination_of(gradient, match, plan.name) for gradient in self.record.gradients]
         if dy is None or None in destinations:
             return None
-        return dy.cost + sum(destination.cost for destination in destinations if destination is not None)
+        return dy.cost + sum(destination.cost for destination in without_none(destinations))
 
     def build(
         self,
@@ -64,16 +65,14 @@ class Backward(GradientCompanion):
         emitter: LayoutEmitter,
     ) -> Callable[[], None]:
         """Add the gradient of a forward node; what is returned puts its results in place."""
-        source = cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info)
-        assert source is not None
+        source = certain(cheapest_source(self._dy, plan.output, match.space, self.rewriter.builder.info))
         made = self._node(node, match, inputs, self._output_gradient(source, match, emitter))
         self._declare_shapes(made, match, plan.name, inputs.get("real_shift"))
         self.rewriter.check(made, match)
         spec_outputs = {output.name: value for output, value in zip(self._spec.outputs, made.outputs, strict=True)}
         pairs: list[tuple[GradientTarget, ir.Value]] = []
         for gradient in self.record.gradients:
-            destination = destination_of(gradient, match, plan.name)
-            assert destination is not None
+            destination = certain(destination_of(gradient, match, plan.name))
             dims, value = gradient_dims(gradient.role, match, plan.name), spec_outputs[OUTPUTS[gradient.role]]
             pairs.append(
                 (destination.target, moved_to(value, dims, destination, match.dtype, self.rewriter.builder, emitter))
@@ -146,4 +145,4 @@ class Backward(GradientCompanion):
             shape = shapes.get(declared.name, [Dim(0)])
             if output.name and shape is not None:
                 info.set(output, shape, output.dtype)
-                output.shape = ir.Shape([size.const for size in shape])
+                output.shape = ir.Shape(consts(shape))

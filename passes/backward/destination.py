@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -14,10 +15,12 @@ from fa_compiler.passes.backward.match import Gradient, GradientMatch, Role
 from fa_compiler.passes.backward.polynomials import TOLERANCE
 from fa_compiler.passes.backward.quantities import LARGEST_FACTOR
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
+from fa_compiler.passes.ir.nodes import certain
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.matching.match import AttentionMatch
+from fa_compiler.passes.rewrite.layout_plan import cheapest
 from fa_compiler.passes.rewrite.rewriter import Rewriter
 
 
@@ -83,18 +86,18 @@ def gradient_dims(role: Role, match: AttentionMatch, layout: str) -> Arrangement
 
 def destination_of(gradient: Gradient, match: AttentionMatch, layout: str) -> GradientDestination | None:
     """The cheapest target for a gradient; None where it cannot be brought to any."""
-    dims = gradient_dims(gradient.role, match, layout)
-    best: GradientDestination | None = None
+    return cheapest(_destinations(gradient, gradient_dims(gradient.role, match, layout)))
+
+
+def _destinations(gradient: Gradient, dims: Arrangement) -> Iterator[GradientDestination]:
+    """The targets that a gradient of this arrangement can be brought to."""
     for target in gradient.targets:
         wanted, left = target.dims, _axes(target.dims)
         summed = tuple(axis for dim in dims for axis in dim if axis not in left)
         plan = plan_moves(dims, (summed, *wanted) if summed else wanted)
-        if plan is None or not left <= _axes(dims) or not 1 / LARGEST_FACTOR < abs(target.factor) < LARGEST_FACTOR:
-            continue
-        destination = GradientDestination(target, summed, plan)
-        if best is None or destination.cost <= best.cost:
-            best = destination
-    return best
+        is_scaled = 1 / LARGEST_FACTOR < abs(target.factor) < LARGEST_FACTOR
+        if plan is not None and left <= _axes(dims) and is_scaled:
+            yield GradientDestination(target, summed, plan)
 
 
 def moved_to(
@@ -124,8 +127,7 @@ def replace_destinations(pairs: list[tuple[GradientTarget, ir.Value]], rewriter:
     """Let results take the place of the values they replace."""
     seen: set[ir.Value] = set()
     for target, result in pairs:
-        maker = target.value.producer()
-        assert maker is not None
+        maker = certain(target.value.producer())
         rewriter.replaced.append(maker)
         # The same gradient may be asked for twice: each target has its own name.
         replace_value(target.value, rewriter.builder.alias(result) if result in seen else result)

@@ -24,6 +24,7 @@ from fa_compiler.passes.answer.options import MASKS_DOMINATE, NO_EMPTY_ROWS, NO_
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.backward.match import Gradient, Pair, PairDecline
 from fa_compiler.passes.backward.quantities import ZEROS, MaskedRows
+from fa_compiler.passes.ir.nodes import instances
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.bias_checks import FILL
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
@@ -104,7 +105,7 @@ def _planned(pair: Pair, options: Options) -> tuple[AttentionMatch, str]:
 
 def _selections(plan: MaskPlan) -> list[Select[BiasOperand]]:
     """The selections that a plan carries out as a bias."""
-    return [step for step in plan.bias if isinstance(step, Select)]
+    return instances(plan.bias, Select)
 
 
 def _leaves_nan(plan: MaskPlan) -> bool:

@@ -145,7 +145,7 @@ class IndexLoss:
         """A result as the target that it replaces."""
         builder, scores = self.rewriter.builder, self.record.scores
         if name == "loss":
-            rank = len(builder.info.shape(target.value) or ())
+            rank = len(builder.info.sizes(target.value))
             value = builder.reshape(value, [1] * rank)
             return target, moved_to(value, (), GradientDestination(target, (), ()), ir.DataType.FLOAT, builder, emitter)
         dims = scores.wanted[GRADIENTS.index(name)]

@@ -172,7 +172,7 @@ class IndexRegion:
     def summed_dims(self, node: ir.Node, dims: Arrangement) -> tuple[Axes, Arrangement] | None:
         """The axes that a reduction of a tensor of this arrangement runs over, in order, and what it leaves."""
         axes = axes_of(node)
-        if axes is None or not axes:
+        if not axes:
             # No axes are all axes, where the attribute does not say that they are none.
             known = len(node.inputs) < 2 or node.inputs[1] is None or axes == []
             if not known or int_attr(node, "noop_with_empty_axes", 0):

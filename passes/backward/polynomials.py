@@ -31,7 +31,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.backward.tracing import Tracer
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import elsewhere, is_op
 
 Monomial = tuple[int, ...]
 """The power of each quantity."""
@@ -85,7 +85,7 @@ class Polynomial:
         if len(self.terms) != 1:
             return None
         ((monomial, factor),) = self.terms.items()
-        others = any(exponent for place, exponent in enumerate(monomial) if place not in divisors)
+        others = any(elsewhere(monomial, divisors))
         if others or abs(power) * max(1, *map(abs, monomial)) > MAX_POWER:
             return None
         return Polynomial.of({tuple(exponent * power for exponent in monomial): factor**power})

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.backward.polynomials import Monomial, Polynomial
 
 LARGEST_FACTOR = 2.0**60
@@ -189,7 +190,7 @@ class Quantity:
         if not capped:
             return self.score_gradient(dropout)
         inner = Polynomial({(1, 1, 0, 0, int(dropout), 0): 1.0, PD: -1.0}).times(SLOPE)
-        return None if inner is None else self.polynomial.multiple_of(inner)
+        return if_known(self.polynomial.multiple_of, inner)
 
 
 def _quantity_of(

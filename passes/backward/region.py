@@ -48,12 +48,13 @@ from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.ir.nodes import (
-    STANDARD,
     axes_of,
     constant,
+    domain_of,
     equal_numbers,
     input_of,
     inputs_of,
+    instances,
     int_attr,
     is_op,
     operand_at,
@@ -138,8 +139,8 @@ class Region:
         operand enlarges only the gradient."""
         space, info, probabilities = self.viewer.space, self.viewer.info, self.match.anchor.output
         axes = space.resolve_all(self.derivation.probabilities.seen[probabilities])
-        known = dict(zip(axes, info.shape(probabilities) or (), strict=False))
-        sizes = zip(space.resolve_all(dims), info.shape(value) or (), strict=False)
+        known = dict(zip(axes, info.sizes(probabilities), strict=False))
+        sizes = zip(space.resolve_all(dims), info.sizes(value), strict=False)
         return any(size != known[axis] and not known[axis].is_const for axis, size in sizes if axis and axis in known)
 
     def _made_by(self, node: ir.Node) -> Tensor[Quantity] | None:
@@ -147,8 +148,7 @@ class Region:
         arithmetic = kept or self._zeroed(node) or self.reader.made_by(node) or self._unchanged(node)  # 3
         if arithmetic is not None:
             return arithmetic
-        domain = "" if node.domain in STANDARD else node.domain
-        return OWN_RULES.get((domain, node.op_type), Region._of_product)(self, node)
+        return OWN_RULES.get((domain_of(node), node.op_type), Region._of_product)(self, node)
 
     def _of_product(self, node: ir.Node) -> Tensor[Quantity] | None:
         product = any_contraction(node, self.viewer.info)
@@ -327,7 +327,7 @@ class Region:
 
     @property
     def _selections(self) -> list[Select[AlignedTensor]]:
-        return [term for term in self.derivation.paths.scores.terms if isinstance(term, Select)]
+        return instances(self.derivation.paths.scores.terms, Select)
 
     def _selection(self, condition: ir.Value, keep: bool, tensor: Tensor[Quantity]) -> int | None:
         """The place of the selection on the scores that keeps what is kept where `condition` is `keep`."""

@@ -72,7 +72,7 @@ class Tracer:
             return factor
         if (source := input_of(node, 0)) is None:
             return None
-        if is_op(node, *LAYOUT_OPS, *REPEATS) or (is_op(node, "Dropout") and drops_nothing(node)):
+        if is_op(node, *LAYOUT_OPS, *REPEATS) or drops_nothing(node):
             return source, 1.0
         if is_op(node, "Cast") and self.is_float(source) and self.is_float(node.outputs[0]):
             return source, 1.0

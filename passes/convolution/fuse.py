@@ -44,7 +44,7 @@ def fuse_convolutions(graph: ir.Graph, facts: Facts, names: Names) -> list[Found
 
 def _fused(match: Convolution, graph: ir.Graph, facts: Facts, names: Names) -> FoundConvolution:
     """What became of a convolution."""
-    anchor = label(match.node) or ""
+    anchor = label(match.node)
     with Trial(Builder(graph, names, facts.info)) as trial:
         made = attempt(Emitter(match, facts, trial.builder).emit)
         if isinstance(made, Decline):

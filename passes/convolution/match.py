@@ -53,16 +53,18 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Atom, Dim, simplify_given
+from fa_compiler.passes.algebra.symbolic import Atom, Dim, consts, simplify_given
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     FLOATS,
+    any_op,
     distinct_consumers,
     first,
     float_attr,
     inputs_of,
     int_attr,
+    ints_attr,
     is_op,
     only_reader,
     operand_at,
@@ -142,11 +144,11 @@ def convolution(node: ir.Node, info: ShapeInfo) -> Convolution | None:
 
 def _width(node: ir.Node, info: ShapeInfo) -> int | None:
     """K of a convolution of each channel by itself along one axis; None for other convolutions. (4)"""
-    shape, weight = (info.shape(operand_at(node, place)) for place in (0, 1))
+    shape, weight = (info.sizes(operand_at(node, place)) for place in (0, 1))
     groups = int_attr(node, "group", 1)
-    if not is_op(node, "Conv") or shape is None or weight is None or len(shape) != RANK or len(weight) != RANK:
+    if not is_op(node, "Conv") or len(shape) != RANK or len(weight) != RANK:
         return None
-    rows, columns, width = (size.const for size in weight)
+    rows, columns, width = consts(weight)
     if width is None or width < 2 or groups < 2 or (rows, columns) != (groups, 1):
         return None
     is_formed = all(len(_numbers(node, name)) == len(default) for name, default in ATTRIBUTES.items())
@@ -155,8 +157,7 @@ def _width(node: ir.Node, info: ShapeInfo) -> int | None:
 
 def _numbers(node: ir.Node, name: str) -> tuple[int, ...]:
     """An attribute that is a list of integers."""
-    given = node.attributes.get(name)
-    return ATTRIBUTES[name] if given is None else tuple(given.as_ints())
+    return tuple(ints_attr(node, name, ATTRIBUTES[name]))
 
 
 def _only(node: ir.Node, name: str) -> int:
@@ -187,7 +188,7 @@ def _padded(node: ir.Node, info: ShapeInfo) -> Window | None:
     pads = pads_along(node, info, RANK)
     if pads is None or filler_of(node, info) != 0.0:
         return None
-    front, behind = (size.const for size in pads.pop(TOKENS, NO_PADS))
+    front, behind = consts(pads.pop(TOKENS, NO_PADS))
     if front is None or behind is None or min(front, behind) < 0 or any(pair != NO_PADS for pair in pads.values()):
         return None
     return Window(operand_at(node, 0), Dim(front), behind)
@@ -198,7 +199,7 @@ def _is_causal(node: ir.Node, window: Window, reach: int) -> bool:
     back to, if the columns for the zeros behind them are cut off."""
     if window.state is not None:
         return True
-    cut = any(is_op(reader, "Slice") for reader in distinct_consumers(node.outputs[0]))
+    cut = any_op(distinct_consumers(node.outputs[0]), "Slice")
     return window.front == reach and (not window.behind or cut)
 
 
@@ -213,7 +214,7 @@ def _plain_type(node: ir.Node, info: ShapeInfo) -> ir.DataType:
         if (number := _only(node, name)) != 1:
             raise left(node, f"this causal convolution has a {word} of {number}, and ShortConvolution has none")
     dtype = info.dtype(node.outputs[0])
-    if dtype is None or dtype not in FLOATS:
+    if dtype not in FLOATS:
         raise left(node, f"the type of this causal convolution is {'unknown' if dtype is None else dtype.name}")
     if all(is_op(producer(operand_at(node, place)), "DequantizeLinear") for place in (0, 1)):
         raise left(node, "ONNX Runtime computes this causal convolution in integers, as its operands are quantised")
@@ -266,8 +267,8 @@ class _Match:
         return {atom: Dim.fresh(0) + (self.history - front.addend)}
 
     def _size(self, value: ir.Value, axis: int) -> Dim:
-        shape = self.info.shape(value)
-        if shape is None or len(shape) != RANK:
+        shape = self.info.sizes(value)
+        if len(shape) != RANK:
             raise left(self.node, f"the shape of {value.name!r} is not known")
         return self._in_runs(shape[axis])
 
@@ -294,8 +295,8 @@ class _Match:
     def _place_in(self, cut: ir.Node, source: ir.Value) -> Dim | None:
         """The column of a source from which on a Slice takes columns, with all that the other axes hold; None for other
         nodes, and where it is not known."""
-        shape, whole = self.info.shape(cut.outputs[0]), self.info.shape(source)
-        if not is_op(cut, "Slice") or cut.inputs[0] is not source or shape is None or whole is None:
+        shape, whole = self.info.sizes(cut.outputs[0]), self.info.sizes(source)
+        if not is_op(cut, "Slice") or cut.inputs[0] is not source:
             return None
         if len(shape) != RANK or shape[:TOKENS] != whole[:TOKENS]:
             return None

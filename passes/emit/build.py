@@ -11,12 +11,12 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, KnownAxes
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
 from fa_compiler.passes.emit.operators import AttrValue, Operators
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, operand_at, takes_initializers, without_none
+from fa_compiler.passes.ir.nodes import certain, inputs_of, int_attr, operand_at, takes_initializers, without_none
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -201,7 +201,7 @@ class Builder(Operators):
                 output.dtype = known
             shape = self.info.shape(output)
             if shape is not None:
-                output.shape = ir.Shape([size.const for size in shape])
+                output.shape = ir.Shape(consts(shape))
             self._remember(key, output)
         return self._made[key]
 
@@ -257,8 +257,7 @@ class Builder(Operators):
             inputs.append(self.ints(sizes))
         else:
             attributes["split"] = tuple(sizes)
-        node = self.op("Split", inputs, attributes, outputs=len(sizes)).producer()
-        assert node is not None
+        node = certain(self.op("Split", inputs, attributes, outputs=len(sizes)).producer())
         return node.outputs
 
     def alias(self, value: ir.Value) -> ir.Value:
@@ -408,7 +407,7 @@ class LayoutEmitter:
     def _folds_unproven(self, value: ir.Value, dims: Arrangement, plan: Sequence[Move]) -> bool:
         """Does the plan merge or split a dimension that may be 1 in a run in which its axis is longer? Whole, such a
         dimension is broadcast; merged or split, it is not."""
-        shape = self.builder.info.shape(value) or ()
+        shape = self.builder.info.sizes(value)
         unproven = [dim for dim, size in zip(dims, shape, strict=False) if self.space.size(dim) != size]
         reshaped = [dim for move in plan if isinstance(move, Reshape) for dim in move.dims]
         changed = [dim for dim in unproven if dim not in reshaped]
@@ -416,8 +415,8 @@ class LayoutEmitter:
 
     def repeated(self, value: ir.Value, dims: Arrangement) -> ir.Value:
         """The value, expanded to the sizes of these axes where it may be 1 along one of them in some run."""
-        shape = self.builder.info.shape(value) or ()
-        if None not in [size.const for size in shape] and list(shape) == [self.space.size(dim) for dim in dims]:
+        shape = self.builder.info.sizes(value)
+        if None not in consts(shape) and list(shape) == [self.space.size(dim) for dim in dims]:
             return value
         return self.builder.expand(value, self._full_target(dims, self.size_sources))
 
@@ -454,9 +453,7 @@ class LayoutEmitter:
     def _broadcast(self, size: Dim, values: Sequence[ir.Value]) -> ir.Value | None:
         """A size computed from values: one of them has it, or the sizes of several are broadcast to it. None where
         neither is so."""
-        sizes = [
-            (value, place, own) for value in values for place, own in enumerate(self.builder.info.shape(value) or ())
-        ]
+        sizes = [(value, place, own) for value in values for place, own in enumerate(self.builder.info.sizes(value))]
         whole = next((self.builder.dimension(value, place) for value, place, own in sizes if own == size), None)
         if whole is not None:
             return whole
@@ -544,7 +541,7 @@ class LayoutEmitter:
         """A size that an input of the graph has, such as a batch that is one dimension with windows everywhere else;
         None where none has it."""
         for value in self.builder.graph.inputs:
-            for index, own in enumerate(self.builder.info.shape(value) or ()):
+            for index, own in enumerate(self.builder.info.sizes(value)):
                 if own == size:
                     return self.builder.dimension(value, index)
         return None

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import graph_opset
+from fa_compiler.passes.ir.nodes import attribute_values, graph_opset
 from fa_compiler.passes.ops.reduce import axes_as_input
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -49,7 +49,7 @@ class Operators(ABC):
 
     def again(self, node: ir.Node, inputs: Sequence[ir.Value | None]) -> ir.Value:
         """The first output of the operator of a standard node, with its attributes, on other inputs."""
-        return self.op(node.op_type, inputs, {name: attr.value for name, attr in node.attributes.items()})
+        return self.op(node.op_type, inputs, attribute_values(node))
 
     def _vector(self, numbers: Ints) -> ir.Value:
         return numbers if isinstance(numbers, ir.Value) else self.ints(numbers)

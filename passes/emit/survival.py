@@ -30,6 +30,7 @@ import onnx_ir as ir
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.dequantised import COPIED_BEHIND, DOMAINS, dequantised
 from fa_compiler.passes.ir.nodes import (
+    all_ops,
     constant,
     constant_tensor,
     data_readers,
@@ -37,8 +38,8 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     int_attr,
     is_op,
+    makers_of,
     operand_at,
-    producer,
     reached,
     values_read,
 )
@@ -80,7 +81,7 @@ def _needed_by(nodes: Iterable[ir.Node]) -> list[ir.Node]:
 
 
 def _makers(node: ir.Node) -> list[ir.Node]:
-    return [maker for value in values_read(node) if (maker := producer(value)) is not None]
+    return makers_of(values_read(node))
 
 
 def _change(nodes: Iterable[ir.Node], info: ShapeInfo, names: Names, change: _Change) -> None:
@@ -104,7 +105,7 @@ def _move_in_front(node: ir.Node, builder: Builder) -> bool:
     source = dequantised(node.inputs[0], info)
     if source is None or info.dtype(source.integers) not in UNSAFE:
         return False
-    if not output.is_graph_output() and all(is_op(reader, "QuantizeLinear") for reader in data_readers(output)):
+    if not output.is_graph_output() and all_ops(data_readers(output), "QuantizeLinear"):
         return False
     builder.replace(output, builder.again(node, node.inputs))
     return True

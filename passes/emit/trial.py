@@ -30,7 +30,7 @@ from types import TracebackType
 import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Builder, Place
-from fa_compiler.passes.ir.nodes import producer, values_read
+from fa_compiler.passes.ir.nodes import makers_of, values_read
 from fa_compiler.passes.ir.surgery import ORDER, replace_value, restore_order, superfluous, sweep
 
 Replaced = tuple[tuple[ir.Value, ir.Value], ...]
@@ -203,4 +203,4 @@ def _put_back(replaced: Replaced, before: Before, rename: bool) -> None:
 
 
 def _makers(values: Iterable[ir.Value | None]) -> list[ir.Node]:
-    return [maker for value in values if (maker := producer(value)) is not None]
+    return makers_of(values)

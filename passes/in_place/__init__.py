@@ -20,7 +20,7 @@ from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.in_place.buffers import CAPACITY, BufferRewrite
 from fa_compiler.passes.in_place.caches import GrowingCache, candidates, read_cache, with_rows_of_its_own
 from fa_compiler.passes.in_place.plan import Plan, make_plan, readers_in_place
-from fa_compiler.passes.ir.nodes import graph_opset
+from fa_compiler.passes.ir.nodes import graph_opset, name_of
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -65,7 +65,7 @@ def possible_buffers(graph: ir.Graph, info: ShapeInfo) -> list[str]:
     """The names of the inputs that `use_buffers` would turn into buffers. The fused model stays as it is."""
     found, _ = _caches(graph, info)
     read = {home: readers_in_place(home, [each for each in found if each.graph is home]) for home in _homes(found)}
-    return [cache.past.name or "" for cache in found if read[cache.graph]]
+    return [name_of(cache.past) for cache in found if read[cache.graph]]
 
 
 def _homes(caches: list[GrowingCache]) -> list[ir.Graph]:
@@ -81,7 +81,7 @@ def _caches(graph: ir.Graph, info: ShapeInfo) -> tuple[list[GrowingCache], dict[
     lines: dict[ir.Value, CacheLine] = {}
     for past, found in read.items():
         cache = found if isinstance(found, Decline) else attempt(partial(with_rows_of_its_own, found, grown))
-        lines[past] = CacheLine(past.name or "")
+        lines[past] = CacheLine(name_of(past))
         if isinstance(cache, Decline):
             lines[past] = replace(lines[past], reason=cache.reason, culprit=label(cache.culprit))
         else:

@@ -38,7 +38,7 @@ from fa_compiler.passes.emit.scatter_row_indices import scatter_row_indices
 from fa_compiler.passes.in_place.caches import GrowingCache
 from fa_compiler.passes.in_place.plan import Plan
 from fa_compiler.passes.in_place.readers import read_buffers
-from fa_compiler.passes.ir.nodes import int_attr, is_op
+from fa_compiler.passes.ir.nodes import certain, int_attr, is_op
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 
 CAPACITY = "cache_room"
@@ -109,8 +109,7 @@ class BufferRewrite:
 
     def _open(self, value: ir.Value, cache: GrowingCache) -> None:
         """Declare the shape of a buffer, whose number of rows is open."""
-        given = value.shape or cache.past.shape
-        assert given is not None  # every candidate has one
+        given = certain(value.shape or cache.past.shape)  # every candidate has one
         declared: list[int | ir.SymbolicDim | str] = list(given)
         known = list(cache.sizes)
         declared[cache.axis], known[cache.axis] = self.capacity, Dim.symbol(self.capacity)
@@ -164,7 +163,7 @@ class BufferRewrite:
             elif node.inputs[index] is value:  # false for an attention that already reads the buffer
                 ends = [builder.ints([0]), length, builder.ints([cache.axis])]
                 node.replace_input_with(index, builder.slice(buffer, *ends))
-                self.copied.setdefault(cache.past, []).append(label(node) or node.op_type)
+                self.copied.setdefault(cache.past, []).append(label(node))
 
     def _sizes(self, reader: ir.Node, cache: GrowingCache, length: ir.Value) -> ir.Value:
         """The result of a Shape on the first `length` rows of a buffer."""

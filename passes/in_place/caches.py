@@ -32,7 +32,7 @@ whose rows are moved or written otherwise, in front of the Concat or behind it:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
@@ -40,7 +40,19 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import holds_output, int_attr, is_op, subgraphs, without_none
+from fa_compiler.passes.ir.nodes import (
+    any_op,
+    certain,
+    domain_of,
+    holds_output,
+    int_attr,
+    is_op,
+    makers_of,
+    name_of,
+    nodes_of_type,
+    subgraphs,
+    without_none,
+)
 from fa_compiler.passes.ir.signatures import SIGNATURES
 from fa_compiler.passes.ops.elementwise import WRITERS
 from fa_compiler.passes.ops.movers import PICKS
@@ -109,9 +121,7 @@ class GrowingCache:
     @property
     def output(self) -> ir.Value:
         """The output of the model."""
-        if self.choice is None:
-            return self.present
-        return self.choice.output
+        return self.present if self.choice is None else self.choice.output
 
     @property
     def tokens(self) -> Dim:
@@ -121,22 +131,21 @@ class GrowingCache:
     @property
     def aliases(self) -> tuple[ir.Node, ...]:
         """The nodes that the buffer makes superfluous."""
-        makers = [value.producer() for value in (*self.past_aliases, *self.present_aliases)]
-        return tuple(without_none(makers))
+        return tuple(makers_of((*self.past_aliases, *self.present_aliases)))
 
 
 def candidates(graph: ir.Graph, info: ShapeInfo) -> Iterator[ir.Value]:
     """The inputs that may be caches: of rank 3 at least, and the first operand of a Concat, or named like a cache, or
     joined with something into an output of the model after or before their rows are moved."""
     for value in graph.inputs:
-        shape = info.shape(value)
-        joined = any(is_op(node, "Concat") for node in _taking(value, info))
-        if shape is not None and len(shape) > 2 and (joined or _is_named(value) or _mover(value, info) is not None):
+        shape = info.sizes(value)
+        joined = any_op(_taking(value, info), "Concat")
+        if len(shape) > 2 and (joined or _is_named(value) or _mover(value, info) is not None):
             yield value
 
 
 def _is_named(value: ir.Value) -> bool:
-    return any(word in (value.name or "").lower() for word in NAMES)
+    return any(word in name_of(value).lower() for word in NAMES)
 
 
 def _taking(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Node]:
@@ -150,23 +159,21 @@ def _mover(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
     for node in _taking(past, info):
         behind = [reader for output in node.outputs for reader in _taking(output, info)]
         giving = [reader for reader in behind if _gives_output(reader, info)]
-        if is_op(node, "Concat"):
-            movers = [reader for reader in giving if is_op(reader, *OTHERWISE)]
-            if movers:
-                return movers[0]
-        if is_op(node, *OTHERWISE):
-            joined = any(is_op(reader, "Concat") for reader in giving)
-            if joined or (_is_named(past) and _gives_output(node, info)):
-                return node
+        if is_op(node, "Concat") and (movers := [*nodes_of_type(giving, *OTHERWISE)]):
+            return movers[0]
+        if not is_op(node, *OTHERWISE):
+            continue
+        if any_op(giving, "Concat") or (_is_named(past) and _gives_output(node, info)):
+            return node
     return None
 
 
 def _turned_writer(past: ir.Value, info: ShapeInfo) -> ir.Node | None:
     """The node that writes rows into a transposed cache, whose result is transposed back to an output."""
-    for turned in _taking(past, info):
-        for writer in _taking(turned.outputs[0], info) if is_op(turned, "Transpose") else ():
-            back = [node for node in _taking(writer.outputs[0], info) if is_op(node, "Transpose")]
-            if is_op(writer, *WRITERS) and any(_gives_output(node, info) for node in back):
+    for turned in nodes_of_type(_taking(past, info), "Transpose"):
+        for writer in nodes_of_type(_taking(turned.outputs[0], info), *WRITERS):
+            back = nodes_of_type(_taking(writer.outputs[0], info), "Transpose")
+            if any(_gives_output(node, info) for node in back):
                 return writer
     return None
 
@@ -195,7 +202,7 @@ def _read(past: ir.Value, info: ShapeInfo) -> GrowingCache:
     assert isinstance(main, ir.Graph)
     aliases = aliases_of(past, info)
     _check_given(past, aliases)
-    readers = [node for value in aliases for node in value.consumers()]
+    readers = _readers(aliases)
     inner = [node for node in readers if node.graph is not main]
     if not inner:
         return _grown(past, main, info)
@@ -215,8 +222,7 @@ def _choice(cache: GrowingCache, node: ir.Node, branch: ir.Graph, other: ir.Grap
     if len(places) != 1 or not choice.output.is_graph_output() or choice.output.uses():
         reason = "what it grows to is not one output of the model that no node reads"
         raise Decline(Code.SHAPE, reason, node)
-    shape = info.shape(choice.first)
-    if shape is None or not _can_be_first(shape, cache):
+    if not _can_be_first(info.sizes(choice.first), cache):
         reason = "the other branch of the If gives an output of other sizes"
         raise Decline(Code.SHAPE, reason, node)
     return choice
@@ -224,11 +230,10 @@ def _choice(cache: GrowingCache, node: ir.Node, branch: ir.Graph, other: ir.Grap
 
 def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
     """The cache whose `past` only the nodes of one graph read. Raises Decline."""
-    past_aliases, sizes = aliases_of(past, info, graph), info.shape(past)
-    assert sizes is not None  # every candidate has some
-    for node in (node for value in past_aliases for node in value.consumers()):
-        if node.graph is not graph:
-            raise Decline(Code.SCOPE, "it is read within a subgraph", node)
+    past_aliases, sizes = aliases_of(past, info, graph), certain(info.shape(past))  # every candidate has some
+    inner = [node for node in _readers(past_aliases) if node.graph is not graph]
+    if inner:
+        raise Decline(Code.SCOPE, "it is read within a subgraph", inner[0])
     _check_given(past, past_aliases)
     joined, new = _appended(past_aliases, info)
     concat, axis = joined.node, joined.axis
@@ -248,13 +253,10 @@ def _grown(past: ir.Value, graph: ir.Graph, info: ShapeInfo) -> GrowingCache:
 
 def _appended(past_aliases: Sequence[ir.Value], info: ShapeInfo) -> tuple[Parts, ir.Value]:
     """The Concat that takes a past, and the new rows behind it there. Raises Decline."""
-    readers = (concat_of(node, info) for value in past_aliases for node in value.consumers())
-    concats = [joined for joined in readers if joined is not None and len(joined.with_elements(info)) > 1]
+    joins = without_none(concat_of(node, info) for node in _readers(past_aliases))
+    concats = [joined for joined in joins if len(joined.with_elements(info)) > 1]
     if not concats:
-        consumers = (node for value in past_aliases for node in value.consumers() if _takes_past(node, value))
-        if (operator := next(consumers, None)) is not None:
-            raise Decline(Code.SHAPE, f"{operator.op_type} appends to it, and is not fused", operator)
-        raise Decline(Code.SHAPE, "nothing is appended to it")
+        raise _not_appended(past_aliases)
     if len(concats) > 1:
         raise Decline(Code.SHAPE, "several Concats take it", concats[1].node)
     first, *others = concats[0].with_elements(info)
@@ -270,9 +272,23 @@ def with_rows_of_its_own(cache: GrowingCache, caches: Sequence[GrowingCache]) ->
     return cache
 
 
+def _readers(aliases: Iterable[ir.Value]) -> list[ir.Node]:
+    """The nodes that read these values."""
+    return [node for value in aliases for node in value.consumers()]
+
+
+def _not_appended(past_aliases: Sequence[ir.Value]) -> Decline:
+    """Why no Concat appends to a past."""
+    for value in past_aliases:
+        for operator in value.consumers():
+            if _takes_past(operator, value):
+                return Decline(Code.SHAPE, f"{operator.op_type} appends to it, and is not fused", operator)
+    return Decline(Code.SHAPE, "nothing is appended to it")
+
+
 def _takes_past(node: ir.Node, value: ir.Value) -> bool:
     """Is this an attention operator that joins its new rows with the value by itself?"""
-    known = SIGNATURES.get(("" if node.domain == "ai.onnx" else node.domain, node.op_type))
+    known = SIGNATURES.get((domain_of(node), node.op_type))
     names = () if known is None else known.inputs
     return any(taken is value and name in PAST_NAMES for name, taken in zip(names, node.inputs, strict=False))
 

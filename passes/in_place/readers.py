@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, bind_inputs, get, place_inputs
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
-from fa_compiler.passes.ir.nodes import sole, text_attr
+from fa_compiler.passes.ir.nodes import attribute_values, sole, text_attr, without_absent
 
 LENGTHS = {"FlashAttentionScore": "actual_seq_kvlen", "IncreFlashAttention": "actual_seq_lengths"}
 CACHES = ("key", "value", "key_rope")
@@ -47,14 +47,14 @@ def read_buffers(node: ir.Node, buffers: Mapping[str, ir.Value], total: ir.Value
     length = LENGTHS[node.op_type]
     if inputs[length] is None:
         inputs[length] = total
-    placed = place_inputs(get(node.op_type), {name: value for name, value in inputs.items() if value is not None})
+    placed = place_inputs(get(node.op_type), without_absent(inputs))
     node.resize_inputs(len(placed))
     for index, value in enumerate(placed):
         node.replace_input_with(index, value)
 
 
 def _bound(node: ir.Node) -> dict[str, Any]:
-    attrs = {name: attr.value for name, attr in node.attributes.items()}
+    attrs = attribute_values(node)
     return bind_inputs(get(node.op_type), list(node.inputs), attrs)
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 STANDARD = ("", "ai.onnx")
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -40,9 +41,34 @@ ABSENT = ir.Value(name="")
 unknown."""
 
 
+def name_of(named: ir.Node | ir.Value | ir.TensorProtocol) -> str:
+    """The name of a node, value or tensor; "" where it has none."""
+    return named.name or ""
+
+
 def is_op(node: ir.Node | None, *op_types: str) -> TypeGuard[ir.Node]:
     """Is this a node of the standard domain with one of these types? No node is of no type."""
     return node is not None and node.domain in STANDARD and node.op_type in op_types
+
+
+def domain_of(node: ir.Node) -> str:
+    """The domain of a node; empty for the standard domain, whose other name is "ai.onnx"."""
+    return "" if node.domain in STANDARD else node.domain
+
+
+def has_row(node: ir.Node | None, table: Collection[str]) -> TypeGuard[ir.Node]:
+    """Is this a node of the standard domain whose type has a row in a table? No node has one."""
+    return node is not None and node.domain in STANDARD and node.op_type in table
+
+
+def any_op(nodes: Iterable[ir.Node | None], *op_types: str) -> bool:
+    """Is one of these nodes of the standard domain and of one of these types?"""
+    return any(is_op(node, *op_types) for node in nodes)
+
+
+def all_ops(nodes: Iterable[ir.Node | None], *op_types: str) -> bool:
+    """Are all of these nodes of the standard domain and of one of these types?"""
+    return all(is_op(node, *op_types) for node in nodes)
 
 
 def nodes_of_type(nodes: Iterable[ir.Node | None], *op_types: str) -> Iterator[ir.Node]:
@@ -53,6 +79,11 @@ def nodes_of_type(nodes: Iterable[ir.Node | None], *op_types: str) -> Iterator[i
 def producer(value: ir.Value | None) -> ir.Node | None:
     """The node that makes the value; None for graph inputs, initializers and absent inputs."""
     return None if value is None else value.producer()
+
+
+def makers_of(values: Iterable[ir.Value | None]) -> list[ir.Node]:
+    """The nodes that make values, those without one left out."""
+    return without_none(map(producer, values))
 
 
 def source_through(value: ir.Value, *op_types: str) -> ir.Value:
@@ -77,6 +108,12 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
                 pending.append(following)
 
 
+def certain(item: T | None) -> T:
+    """What is never None where it is asked for: a check or the caller has seen to it."""
+    assert item is not None
+    return item
+
+
 def first(items: Iterable[T | None]) -> T | None:
     """The first item that is not None; None where there is none."""
     return next((item for item in items if item is not None), None)
@@ -85,6 +122,28 @@ def first(items: Iterable[T | None]) -> T | None:
 def without_none(items: Iterable[T | None]) -> list[T]:
     """Those that are not None."""
     return [item for item in items if item is not None]
+
+
+def without_absent(mapping: Mapping[K, T | None]) -> dict[K, T]:
+    """The entries whose value is not None."""
+    return {key: value for key, value in mapping.items() if value is not None}
+
+
+def elsewhere(items: Iterable[T], places: Collection[int | None]) -> list[T]:
+    """The items that stand at none of these places."""
+    return [item for place, item in enumerate(items) if place not in places]
+
+
+def instances(items: Iterable[object], kind: type[T]) -> list[T]:
+    """Those of some items that are of a class."""
+    return [item for item in items if isinstance(item, kind)]
+
+
+def all_known(items: Iterable[T | None]) -> list[T] | None:
+    """The items; None where one of them is unknown."""
+    listed = list(items)
+    known = without_none(listed)
+    return known if len(known) == len(listed) else None
 
 
 def sole(items: Iterable[T] | None) -> T | None:
@@ -173,6 +232,12 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     return unheld(tensor).numpy()
 
 
+def number_of(value: ir.Value | None) -> Any:
+    """The one number of a constant; None where a value is no constant, or holds more or less than one."""
+    array = constant(value, limit=1)
+    return array.item() if array is not None and array.size == 1 else None
+
+
 def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
     """A tensor with the same content. A larger one that lies in a file leaves memory together with the array that is
     made of it: the original would keep its array."""
@@ -184,7 +249,7 @@ def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:
         tensor.length,
         tensor.dtype,
         shape=tensor.shape,
-        name=tensor.name or "",
+        name=name_of(tensor),
         base_dir=tensor.base_dir,
     )
 
@@ -223,17 +288,20 @@ def equal_values(one: ir.Value | None, other: ir.Value | None, limit: int = 64) 
 def equal_numbers(one: ir.Value, other: ir.Value) -> bool:
     """Do two values hold the same numbers in every run, as `equal_values`, or as constants of whatever type? Booleans
     are 0 and 1."""
-    left, right = constant(one), constant(other)
-    folded = left is not None and right is not None and np.array_equal(left, right)
-    return folded or equal_values(one, other)
+    return _are_constants(one, other, np.array_equal) or equal_values(one, other)
 
 
 def _are_one(one: ir.Value | None, other: ir.Value | None) -> bool:
     """Are these the same value, absent both, or constants of the same content?"""
-    if one is other:
-        return True
+    return one is other or _are_constants(one, other, _same_content)
+
+
+def _are_constants(
+    one: ir.Value | None, other: ir.Value | None, agree: Callable[[np.ndarray, np.ndarray], bool]
+) -> bool:
+    """Are these two constants that agree?"""
     left, right = constant(one), constant(other)
-    return left is not None and right is not None and _same_content(left, right)
+    return left is not None and right is not None and agree(left, right)
 
 
 def _same_content(one: np.ndarray, other: np.ndarray) -> bool:
@@ -275,12 +343,17 @@ def _same_attributes(one: ir.Node, other: ir.Node) -> bool:
 def _same_attribute(one: ir.Attr, other: ir.Attr) -> bool:
     if one.is_ref() or other.is_ref() or one.type != other.type:
         return False
-    if one.type == ir.AttributeType.TENSOR:
-        return _same_content(one.as_tensor().numpy(), other.as_tensor().numpy())
-    if one.type == ir.AttributeType.FLOAT:
-        return _same_content(np.array(one.as_float()), np.array(other.as_float()))
-    plain = (ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.INTS)
-    return bool(one.type in plain and one.value == other.value)
+    if (array := _ARRAYS.get(one.type)) is not None:
+        return _same_content(array(one), array(other))
+    return bool(one.type in _PLAIN and one.value == other.value)
+
+
+_ARRAYS: Mapping[ir.AttributeType, Callable[[ir.Attr], np.ndarray]] = {
+    ir.AttributeType.TENSOR: lambda attr: attr.as_tensor().numpy(),
+    ir.AttributeType.FLOAT: lambda attr: np.array(attr.as_float()),
+}
+_PLAIN = (ir.AttributeType.INT, ir.AttributeType.STRING, ir.AttributeType.INTS)
+"""The types of attributes that are compared: by their bits, and as they are."""
 
 
 def is_overridable(value: ir.Value | None) -> bool:
@@ -336,9 +409,8 @@ def graph_opset(graph: ir.Graph, domain: str = "") -> int:
 def remember_imports(body: ir.Graph | ir.Function) -> None:
     """Store in every subgraph of a main graph or function the imports of that graph or function, which apply to it."""
     for node in all_nodes(body):
-        if node.attributes:
-            for graph in subgraphs(node):
-                graph.meta[IMPORTS] = body.opset_imports
+        for graph in subgraphs(node):
+            graph.meta[IMPORTS] = body.opset_imports
 
 
 def remember_versions(model: ir.Model) -> list[ir.Graph]:
@@ -374,10 +446,10 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
         return value.is_graph_output() or any(reader.graph is not graph for reader, _ in value.uses())
 
     def makers(node: ir.Node) -> Iterator[ir.Node]:
-        nodes = map(producer, node.inputs)
-        return (maker for maker in nodes if maker is not None and maker.graph is graph)
+        return (maker for maker in makers_of(node.inputs) if maker.graph is graph)
 
-    alive = set(reached((node for node in graph if any(map(is_needed, node.outputs))), makers))
+    needed = (node for node in graph if any(map(is_needed, node.outputs)))
+    alive = set(reached(needed, makers))
     return frozenset(node for node in graph if node not in alive)
 
 
@@ -391,6 +463,17 @@ def float_attr(node: ir.Node, name: str, default: float) -> float:
     """The value of a float attribute, or its default."""
     attr = node.attributes.get(name)
     return default if attr is None else attr.as_float()
+
+
+def ints_attr(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
+    """The integers of an attribute, or its default."""
+    attr = node.attributes.get(name)
+    return list(default if attr is None else attr.as_ints())
+
+
+def attribute_values(node: ir.Node) -> dict[str, Any]:
+    """The values of all attributes of a node, by their names."""
+    return {name: attr.value for name, attr in node.attributes.items()}
 
 
 def text_attr(node: ir.Node, name: str, default: str) -> str:
@@ -407,10 +490,8 @@ def text_attr(node: ir.Node, name: str, default: str) -> str:
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
     """The input dimension of each output dimension of a Transpose; None where its `perm` is no permutation of this
     rank."""
-    attr, places = node.attributes.get("perm"), list(range(rank))
-    if attr is None:
-        return places[::-1]
-    perm = list(attr.as_ints())
+    places = list(range(rank))
+    perm = ints_attr(node, "perm", places[::-1])
     return perm if sorted(perm) == places else None
 
 
@@ -439,14 +520,13 @@ def all_nodes(body: ir.Graph | ir.Function) -> Iterator[ir.Node]:
     """The nodes of a body and of the subgraphs in it. A node comes before the nodes of its subgraphs."""
     for node in body:
         yield node
-        if node.attributes:
-            for graph in subgraphs(node):
-                yield from all_nodes(graph)
+        for graph in subgraphs(node):
+            yield from all_nodes(graph)
 
 
 def all_graphs(model: ir.Model) -> list[ir.Graph]:
     """The main graph and the subgraphs in it."""
-    inner = (graph for node in all_nodes(model.graph) if node.attributes for graph in subgraphs(node))
+    inner = chain.from_iterable(map(subgraphs, all_nodes(model.graph)))
     return list(dict.fromkeys([model.graph, *inner]))
 
 
@@ -466,10 +546,11 @@ def values_read(node: ir.Node) -> list[ir.Value]:
     subgraphs."""
     bodies = subgraphs(node)
     if not bodies:
-        return [value for value in node.inputs if value is not None]
-    inner = [value for body in bodies for reader in all_nodes(body) for value in reader.inputs]
-    returned = [value for body in bodies for value in body.outputs]
-    return [value for value in (*node.inputs, *inner, *returned) if value is not None]
+        return without_none(node.inputs)
+    readers = chain.from_iterable(map(all_nodes, bodies))
+    inner = chain.from_iterable(reader.inputs for reader in readers)
+    returned = chain.from_iterable(body.outputs for body in bodies)
+    return without_none([*node.inputs, *inner, *returned])
 
 
 def inner_values(value: ir.Value) -> list[ir.Value] | None:
@@ -508,9 +589,15 @@ def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value
     return (left, right), (right, left)
 
 
+def operand_beside(node: ir.Node | None, value: ir.Value, *op_types: str) -> ir.Value | None:
+    """What a node of one of these types, which has two operands, combines with a value; None where the node is another
+    one, or does not read the value."""
+    return next((other for one, other in operand_orders(node, *op_types) if one is value), None)
+
+
 def others_of(node: ir.Node, value: ir.Value) -> list[ir.Value]:
     """The inputs that are given to a node beside a value."""
-    return [other for other in node.inputs if other is not None and other is not value]
+    return [other for other in without_none(node.inputs) if other is not value]
 
 
 def output_of(node: ir.Node | None) -> ir.Value | None:
@@ -523,4 +610,4 @@ def inputs_of(node: ir.Node | None, *op_types: str) -> list[ir.Value]:
     such node."""
     if node is None or (op_types and not is_op(node, *op_types)):
         return []
-    return [value for value in node.inputs if value is not None]
+    return without_none(node.inputs)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.options import NEWEST_OPSET
-from fa_compiler.passes.ir.nodes import is_read, opset
+from fa_compiler.passes.ir.nodes import domain_of, is_read, opset
 
 CONTRIB = "com.microsoft"
 
@@ -210,7 +210,7 @@ def unknown_part(node: ir.Node) -> str | None:
 
     An operator without an entry in SIGNATURES is not examined.
     """
-    domain = "" if node.domain == "ai.onnx" else node.domain
+    domain = domain_of(node)
     known = SIGNATURES.get((domain, node.op_type))
     if known is None:
         return None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import all_nodes, holds_output, inputs_of, reached, values_read
+from fa_compiler.passes.ir.nodes import all_nodes, certain, holds_output, inputs_of, makers_of, reached, values_read
 
 
 def replace_value(old: ir.Value, new: ir.Value, rename: bool = True) -> None:
@@ -47,7 +47,7 @@ def sweep(graph: ir.Graph, roots: list[ir.Node]) -> Swept:
         swept.nodes.append((node, tuple(node.inputs)))
         given = inputs_of(node)
         graph.remove(node, safe=True)
-        pending.extend(maker for value in given if (maker := value.producer()) is not None)
+        pending.extend(makers_of(given))
         for value in filter(_is_unused_initializer, given):
             assert value.graph is not None and value.name is not None
             swept.initializers.append((value.graph, value))
@@ -73,7 +73,7 @@ def superfluous(roots: Iterable[ir.Node], dead: Collection[ir.Node] = ()) -> dic
             continue
         if all(reader in removed or reader in dead for reader in readers):
             removed[node] = None
-            pending.extend(maker for value in inputs_of(node) if (maker := value.producer()) is not None)
+            pending.extend(makers_of(node.inputs))
     return removed
 
 
@@ -99,8 +99,7 @@ def depends(value: ir.Value, node: ir.Node) -> bool:
     The original nodes of a graph are sorted, so those before this node are not searched. A trial (emit/trial.py) says
     what that means for the nodes that it replaces.
     """
-    graph = node.graph
-    assert graph is not None
+    graph = certain(node.graph)
     places: dict[ir.Node, int] | None = graph.meta.get(ORDER)
     if places is None:
         places = graph.meta[ORDER] = {sorted_node: place for place, sorted_node in enumerate(graph)}

@@ -17,12 +17,21 @@ the output is summed over. Everything else is refused: such a node counts as no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import float_attr, input_of, inputs_of, int_attr, is_op, text_attr
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    domain_of,
+    float_attr,
+    input_of,
+    inputs_of,
+    int_attr,
+    is_op,
+    text_attr,
+)
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ops.linear import PRODUCTS, einsum_terms
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -52,32 +61,18 @@ class Contraction:
 def contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
     """Read a node as a contraction over exactly one label; None for other nodes."""
     product = any_contraction(node, info)
-    if product is not None and len(product.summed) == 1:
-        return product
-    return None
+    return product if product is not None and len(product.summed) == 1 else None
 
 
 def any_contraction(node: ir.Node | None, info: ShapeInfo) -> Contraction | None:
     """Read a node as a contraction over any number of labels; None for other nodes."""
     if node is None or len(node.inputs) < 2:
         return None
-    left, right = node.inputs[0], node.inputs[1]
-    if left is None or right is None:
+    left, right = node.inputs[:2]
+    reader = READERS.get((domain_of(node), node.op_type))
+    if reader is None or left is None or right is None:
         return None
-    if is_op(node, "MatMul"):
-        return _matmul(node, left, right, info, False, False, 1.0)
-    if node.domain == "com.microsoft" and node.op_type == "FusedMatMul" and unknown_part(node) is None:
-        product = _matmul(node, left, right, info, *_flags(node), _alpha(node))
-        if product is None:
-            return None
-        return replace(product, labels=_with_batch_in_front(node, product.labels))
-    if is_op(node, "Gemm"):
-        if addend(node) is not None:
-            return None
-        return _matmul(node, left, right, info, *_flags(node), _alpha(node))
-    if is_op(node, "Einsum") and len(node.inputs) == 2:
-        return _einsum(node, left, right, info)
-    return None
+    return reader(node, left, right, info)
 
 
 def addend(node: ir.Node) -> tuple[ir.Value, float] | None:
@@ -136,14 +131,11 @@ def _matmul(
     left: ir.Value,
     right: ir.Value,
     info: ShapeInfo,
-    trans_a: bool,
-    trans_b: bool,
-    factor: float,
+    trans_a: bool = False,
+    trans_b: bool = False,
+    factor: float = 1.0,
 ) -> Contraction | None:
-    shapes = info.shape(left), info.shape(right)
-    if shapes[0] is None or shapes[1] is None:
-        return None
-    ranks = len(shapes[0]), len(shapes[1])
+    ranks = len(info.sizes(left)), len(info.sizes(right))
     if min(ranks) < LEAST_RANKS.get(node.op_type, 2):
         return None
     batch = tuple(f"b{index}" for index in range(max(*ranks, 2) - 2))
@@ -155,10 +147,21 @@ def _matmul(
     return Contraction(node, (left, right), (labels[0], labels[1]), out, factor)
 
 
+def _fused_matmul(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
+    if unknown_part(node) is not None:
+        return None
+    product = _matmul(node, left, right, info, *_flags(node), _alpha(node))
+    return None if product is None else replace(product, labels=_with_batch_in_front(node, product.labels))
+
+
+def _gemm(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
+    return None if addend(node) is not None else _matmul(node, left, right, info, *_flags(node), _alpha(node))
+
+
 def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> Contraction | None:
     first, second = info.shape(left), info.shape(right)
     operands, result = einsum_terms(text_attr(node, "equation", ""))
-    if first is None or second is None or len(operands) != 2:
+    if first is None or second is None or not len(operands) == len(node.inputs) == 2:
         return None
     hidden = _hidden(operands, (len(first), len(second)))
     if hidden is None or any("..." in term for term in operands) != ("..." in result):
@@ -169,6 +172,15 @@ def _einsum(node: ir.Node, left: ir.Value, right: ir.Value, info: ShapeInfo) -> 
     if any(len(set(labels)) != len(labels) for labels in (one, other, out)) or (set(one) ^ set(other)) - set(out):
         return None
     return Contraction(node, (left, right), (one, other), out)
+
+
+READERS: Mapping[tuple[str, str], Callable[[ir.Node, ir.Value, ir.Value, ShapeInfo], Contraction | None]] = {
+    ("", "MatMul"): _matmul,
+    ("", "Gemm"): _gemm,
+    ("", "Einsum"): _einsum,
+    ("com.microsoft", "FusedMatMul"): _fused_matmul,
+}
+"""How the products are read, by domain and type."""
 
 
 def _hidden(terms: Sequence[str], ranks: Sequence[int]) -> list[int] | None:
@@ -187,3 +199,14 @@ def _labels(term: str, batch: tuple[str, ...]) -> tuple[str, ...]:
     if not dots:
         return tuple(term)
     return (*before, *batch, *after)
+
+
+def is_outer_product(node: ir.Node | None, info: ShapeInfo) -> bool:
+    """Is a node a Mul whose result is larger than both of its operands?"""
+    if not is_op(node, "Mul"):
+        return False
+    shapes = all_known(map(info.shape, (*node.inputs, *node.outputs)))
+    if shapes is None:
+        return False
+    *factors, product = (sum(size.const != 1 for size in shape) for shape in shapes)
+    return max(factors) < product

@@ -9,6 +9,7 @@ from functools import partial
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import View, Viewer
 
@@ -74,7 +75,7 @@ class Operands:
                 unify = viewer.space.unify_broadcast if batch else viewer.space.unify
                 if not unify(one, other):
                     raise Decline(Code.SHAPE, "the operands' dimensions were not proven to fit", product.node)
-        scale = math.prod(view.scale for view in views if view is not None)
+        scale = math.prod(view.scale for view in without_none(views))
         return Operands(product, (views[0], views[1]), (dims[0], dims[1]), scale)
 
     def free(self, side: int) -> list[str]:

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis, flat_axes
 
 COPY_COST = 10
 """The cost of a Transpose or Expand, which moves every element. A Reshape only changes the shape and costs 1."""
@@ -69,8 +69,8 @@ Move = Reshape | SqueezeUnsqueeze | Transpose | Expand
 def plan_moves(source: Arrangement, target: Arrangement) -> tuple[Move, ...] | None:
     """The plan from one arrangement of finest axes to another. None when an axis would have to be dropped, or when the
     target has an axis twice, as in an outer product of a batch with itself."""
-    own = {axis for dim in source for axis in dim}
-    wanted = [axis for dim in target for axis in dim]
+    own = {*flat_axes(source)}
+    wanted = flat_axes(target)
     if not own <= set(wanted) or len(set(wanted)) < len(wanted):
         return None
     present = tuple(tuple(axis for axis in dim if axis in own) for dim in target)
@@ -86,8 +86,8 @@ def cost(plan: Sequence[Move]) -> int:
 
 
 def _permute(source: Arrangement, target: Arrangement) -> list[Move]:
-    flat = [axis for dim in target for axis in dim]
-    if [axis for dim in source for axis in dim] == flat:
+    flat = flat_axes(target)
+    if flat_axes(source) == flat:
         return _reshape(source, target)
     pieces = _pieces(source, target)
     place = {piece[0]: index for index, piece in enumerate(pieces)}

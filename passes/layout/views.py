@@ -29,7 +29,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.budget import spend
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import certain, is_op
 from fa_compiler.passes.ops.movers import REPEATS
 from fa_compiler.passes.ops.moves import Converted, Move, move_of
 from fa_compiler.passes.values.facts import Facts
@@ -80,7 +80,7 @@ class Viewer:
 
     def base_dims(self, value: ir.Value) -> Arrangement:
         """New axes for the dimensions of a value; empty when its rank is unknown."""
-        return tuple(self.space.new(size) for size in self.info.shape(value) or ())
+        return tuple(self.space.new(size) for size in self.info.sizes(value))
 
     def base_view(self, value: ir.Value) -> View | None:
         """The value as its own base; None when its rank is unknown."""
@@ -140,7 +140,7 @@ class Viewer:
         if len(shape) > len(dims):
             raise Decline(Code.SHAPE, f"{value.name!r} has more dimensions than the scores", node)
         aligned = dims[len(dims) - len(shape) :]
-        result = self.info.shape(node.outputs[0]) or ()
+        result = self.info.sizes(node.outputs[0])
         ones = {place for place, size in enumerate(result) if size == 1 and len(result) == len(dims)}
         for place, (size, dim) in enumerate(zip(shape, aligned, strict=True), len(dims) - len(shape)):
             counts_as_one = size.const == 1 or (size.const is None and place in ones)
@@ -152,7 +152,7 @@ class Viewer:
         """The view of an operand that is broadcast to an arrangement, in the axes of that arrangement. The view looks
         through no factors. Raises Decline where the operand is not proven to fit."""
         wanted = self.alignment(value, dims, node)
-        sizes = self.info.shape(value) or ()
+        sizes = self.info.sizes(value)
         # An operand that may enlarge the arrangement is its own base: an Expand above it may be what enlarges it.
         fits = all(size.const == 1 or size == self.space.size(dim) for size, dim in zip(sizes, wanted, strict=True))
         view = self.view(value, factors=False) if fits else self.base_view(value)
@@ -207,7 +207,7 @@ class Viewer:
             return None
         if is_op(node, "Div"):
             divisor = self._scalar_beside(right, left)
-            if divisor is None or divisor == 0.0:
+            if not divisor:
                 return None
             return left, 1.0 / divisor
         for tensor, number in ((left, right), (right, left)):
@@ -231,8 +231,7 @@ class Viewer:
 
     def step(self, view: View, value: ir.Value) -> View | None:
         """The view of `value`, given the view of the input of the operator that makes it; None when unproven."""
-        node = value.producer()
-        assert node is not None
+        node = certain(value.producer())
         if (peeled := self.factor(node)) is not None:
             return replace(view, scale=view.scale * peeled[1])
         dims = self.rearranged(node, view.dims)

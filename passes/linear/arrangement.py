@@ -26,9 +26,14 @@ def orders(shape: Sequence[int], sizes: Mapping[str, int]) -> list[str]:
     return [*_orders(tuple(size for size in shape if size != 1), tuple(sizes.items()))]
 
 
+def without_units(order: str, sizes: Mapping[str, int]) -> list[str]:
+    """The axes that are not 1, in their order."""
+    return [letter for letter in order if sizes[letter] != 1]
+
+
 def has_order(shape: Sequence[int], order: str, sizes: Mapping[str, int]) -> bool:
     """Can a tensor of this shape have axes of these sizes in this order?"""
-    axes = [letter for letter in order if sizes[letter] != 1]
+    axes = without_units(order, sizes)
     dims = [size for size in shape if size != 1]
     return math.prod(dims) == math.prod(sizes.values()) and _fits(dims, [sizes[letter] for letter in axes], axes)
 
@@ -37,7 +42,7 @@ def has_order(shape: Sequence[int], order: str, sizes: Mapping[str, int]) -> boo
 def _orders(dims: tuple[int, ...], sizes: tuple[tuple[str, int], ...]) -> tuple[str, ...]:
     own, found = dict(sizes), dict[str, str]()
     for order in ORDERS["".join(own)]:
-        axes = [letter for letter in order if own[letter] != 1]
+        axes = without_units(order, own)
         if _fits(dims, [own[letter] for letter in axes], axes):
             found.setdefault("".join(axes), order)
     return tuple(found.values())
@@ -75,7 +80,7 @@ def arranged(array: np.ndarray, order: str, sizes: Mapping[str, int]) -> np.ndar
 def axes_of_dims(shape: Sequence[int], order: str, sizes: Mapping[str, int]) -> list[str]:
     """The axes of each dimension of a tensor that has them in this order: none of a dimension of 1, several that are
     merged, and the tokens of each dimension that they are divided into."""
-    letters = [letter for letter in order if sizes[letter] != 1]
+    letters = without_units(order, sizes)
     found, place, done = [], 0, 1
     for size in shape:
         own = ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import FLOATS, constant, inputs_of, is_op, reached
+from fa_compiler.passes.ir.nodes import FLOATS, inputs_of, is_op, number_of, reached
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.regions import Region
@@ -73,7 +73,7 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
         if parts[part] <= MOST_PARTS:
             found[value] = steps
         node = value.producer()
-        if node is not None and node in region.members:
+        if node in region.members:
             same, further = _sources(node)
             pending[:0] = [(source, steps) for source in same]
             pending.extend((source, steps + 1) for source in further if steps < STEPS_BACK)
@@ -89,7 +89,7 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
 def _whole(value: ir.Value) -> ir.Value:
     """What a value is a part of, or holds in another arrangement."""
     node = value.producer()
-    while node is not None and is_op(node, *MOVERS) and (source := node.inputs[0]) is not None:
+    while is_op(node, *MOVERS) and (source := node.inputs[0]) is not None:
         value, node = source, source.producer()
     return value
 
@@ -109,8 +109,7 @@ def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
 
 
 def _is_single(value: ir.Value) -> bool:
-    array = constant(value, limit=1)
-    return array is not None and array.size == 1
+    return number_of(value) is not None
 
 
 def _is_filler(value: ir.Value) -> bool:
@@ -123,7 +122,7 @@ def downstream(region: Region) -> list[ir.Value]:
 
     def behind(value: ir.Value) -> Iterator[ir.Value]:
         node = value.producer()
-        if node is not None and is_op(node, *MOVERS, *ARITHMETIC, *FOUR_OPERATIONS, "Where"):
+        if is_op(node, *MOVERS, *ARITHMETIC, *FOUR_OPERATIONS, "Where"):
             deep = [each for each in inputs_of(node) if region.depth(each)]
             yield from deep if len(deep) == 1 else ()
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op, without_none
+from fa_compiler.passes.algebra.known import if_known
+from fa_compiler.passes.ir.nodes import all_known, is_op, without_none
 from fa_compiler.passes.linear.operators import EXACT, evaluated
 from fa_compiler.passes.linear.tensors import Tensor, UnknownError, exact
 from fa_compiler.passes.ops.movers import ARRAY_MOVES
@@ -52,9 +53,9 @@ class Column:
 
     def as_one(self) -> Column:
         """The column, where all lengths have the same numbers as numbers that do not vary."""
-        if self.array is None or not self.varies or not (self.array == self.array[:1]).all():
-            return self
-        return Column(self.array[0])
+        if self.array is not None and self.varies and (self.array == self.array[:1]).all():
+            return Column(self.array[0])
+        return self
 
     @property
     def shape(self) -> tuple[int, ...] | None:
@@ -83,25 +84,24 @@ def exact_results(node: ir.Node, operands: Sequence[Tensor | None], info: ShapeI
         results = evaluated(node, operands, dtype, False)
     except UnknownError:
         return None
-    arrays = without_none(result.exact for result in results or ())
-    return arrays if arrays and len(arrays) == len(results or ()) else None
+    return all_known(result.exact for result in results or ()) or None
 
 
 def at_once(node: ir.Node, operands: Sequence[Column | None], info: ShapeInfo) -> list[Column] | None:
     """What a node makes of known operands at all lengths in one go; None where it has to be computed at each, or is not
     known. Raises FailedError where it fails at all of them."""
     given = without_none(operands)
-    if not any(column.varies or column.array is None for column in given):  # 1: the same at all lengths
-        return [Column(array) for array in exact_results(node, [_tensor(each) for each in operands], info) or ()]
-    if any(column.array is None for column in given):
+    if any(column.array is None for column in given):  # a shape of its own at each length
         return None
+    if not any(column.varies for column in given):  # 1: the same at all lengths
+        return [*map(Column, exact_results(node, [*map(_tensor, operands)], info) or ())]
     if node.op_type in BY_ELEMENT:  # 2: rows
         return _by_element(node, operands, info)
-    return _moved(node, operands, info) if node.op_type in MOVING else None
+    return _moved(node, operands, info) if node.op_type in MOVING else None  # 3
 
 
 def _tensor(column: Column | None) -> Tensor | None:
-    return None if column is None or column.array is None else exact(column.array)
+    return None if column is None else if_known(exact, column.array)
 
 
 def _by_element(node: ir.Node, operands: Sequence[Column | None], info: ShapeInfo) -> list[Column] | None:
@@ -120,9 +120,9 @@ def _by_element(node: ir.Node, operands: Sequence[Column | None], info: ShapeInf
 
 def _moved(node: ir.Node, operands: Sequence[Column | None], info: ShapeInfo) -> list[Column] | None:
     """Rows that are read at places."""  # 3
-    sources = without_none(operands if is_op(node, "Concat") else operands[:1])
-    others = [] if is_op(node, "Concat") else operands[1:]
-    if any(column is not None and column.varies for column in others):
+    count_of_sources = len(operands) if is_op(node, "Concat") else 1
+    sources, others = without_none(operands[:count_of_sources]), operands[count_of_sources:]
+    if any(column.varies for column in without_none(others)):
         return None
     lengths = next(len(column.array) for column in sources if column.array is not None and column.varies)
     places, rows, count = list[Tensor | None](), list[np.ndarray](), 0
@@ -142,9 +142,9 @@ def _moved(node: ir.Node, operands: Sequence[Column | None], info: ShapeInfo) ->
 def of_sizes(node: ir.Node, info: ShapeInfo, sizes: Mapping[str, np.ndarray]) -> list[Column] | None:
     """What Shape or Size gives, where the sizes of these names are known at all lengths; None where another one is
     needed."""  # 4
-    dims = None if node.inputs[0] is None else info.shape(node.inputs[0])
-    arrays = None if dims is None else without_none(dim.evaluate_all(sizes) for dim in dims)
-    if arrays is None or dims is None or len(arrays) < len(dims):
+    dims = info.shape(node.inputs[0])
+    arrays = all_known(dim.evaluate_all(sizes) for dim in dims or ())
+    if dims is None or arrays is None:
         return None
     (lengths,) = np.broadcast_shapes(*(size.shape for size in sizes.values()))
     columns = np.empty((lengths, len(arrays)), np.int64)

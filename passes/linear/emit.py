@@ -4,7 +4,7 @@ there (attention_ops/linear.py), which also says what a target cannot express.""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,8 +17,8 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, producer
-from fa_compiler.passes.linear.arrangement import axes_of_dims
+from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer
+from fa_compiler.passes.linear.arrangement import axes_of_dims, without_units
 from fa_compiler.passes.linear.candidates import Operand, own_sizes, rows_of
 from fa_compiler.passes.linear.corrections import Correction
 from fa_compiler.passes.linear.operators import holds
@@ -55,18 +55,20 @@ class Emitter:
         call = self._call(facts)
         made = operator_of(call, facts, self.builder)
         output, state = made.output, made.present_state
-        for name, result in (("output", output), ("present_state", state)):
-            if result is not None and result.name is None:
-                result.name = self.builder.names.new(f"{made.node.name}_{name}")
-        if output.dtype is None:
-            output.dtype = self._dtype
-        if state is not None and state.dtype is None:
-            past = call.inputs.get("past_state")
-            state.dtype = self._dtype if past is None else self.builder.info.dtype(past) or self._dtype
+        self._complete(output, f"{made.node.name}_output", self._dtype)
         pairs = [(each.value, self._as(output, each)) for each in self.match.outputs]
         if state is not None:
+            past = self.builder.info.dtype(call.inputs.get("past_state"))
+            self._complete(state, f"{made.node.name}_present_state", past or self._dtype)
             pairs += [(each.value, self._as_state(state, each)) for each in self.match.states]
         return Emitted(call, made, pairs)
+
+    def _complete(self, result: ir.Value, name: str, dtype: ir.DataType) -> None:
+        """Give a result of the operator a name and a type, where it has none."""
+        if result.name is None:
+            result.name = self.builder.names.new(name)
+        if result.dtype is None:
+            result.dtype = dtype
 
     def _call(self, facts: Facts) -> LinearCall:
         """What the operator computes of which values, which are in the graph then. Raises Decline."""
@@ -156,8 +158,7 @@ class Emitter:
     def _looked_up(self, table: ir.Value, place: ir.Value) -> ir.Value:
         """An element of a table. The node's name, which the error has where there is none, says what the file takes."""
         element = self.builder.gather(table, place, 0)
-        node = element.producer()
-        assert node is not None
+        node = certain(element.producer())
         words = f"right_for_{self.match.lengths}_tokens_only".replace(" ", "_")
         node.name = self.builder.names.new(words)
         return element
@@ -177,9 +178,7 @@ class Emitter:
     @property
     def node(self) -> ir.Node:
         """The node of the output, which declines name."""
-        node = self.match.found.output.value.producer()
-        assert node is not None  # a region computes its output
-        return node
+        return certain(self.match.found.output.value.producer())  # a region computes its output
 
     @property
     def _dtype(self) -> ir.DataType:
@@ -192,11 +191,10 @@ class Emitter:
     def _target(self, axes: Sequence[str], sizes: Mapping[str, int], source: ir.Value, own: Sequence[str]) -> ir.Value:
         """The shape with these axes merged in each dimension. Sizes that differ from run to run are read from a source,
         whose dimensions have their `own` axes; one of them is -1."""
-        is_open = [any(self.match.is_open.get(letter, False) for letter in each) for each in axes]
         parts: list[ir.Value] = []
-        spare = max((place for place, each in enumerate(is_open) if each), default=-1)
+        spare = max((place for place, each in enumerate(axes) if self._is_open(each)), default=-1)
         for place, each in enumerate(axes):
-            if not is_open[place]:
+            if not self._is_open(each):
                 parts.append(self.builder.ints([int(np.prod([sizes[letter] for letter in each], dtype=np.int64))]))
             elif place == spare:
                 parts.append(self.builder.ints([-1]))
@@ -204,10 +202,12 @@ class Emitter:
                 parts.append(self.builder.dimension(source, list(own).index(each)))
             else:
                 raise Decline(Code.SHAPE, "the sizes of a linear attention cannot be computed", self.node)
-        known = [constant(part) for part in parts]
-        if all(part is not None for part in known):
-            return self.builder.ints([int(part[0]) for part in known if part is not None])
-        return self.builder.concat(parts, 0)
+        known = all_known(map(constant, parts))
+        return self.builder.concat(parts, 0) if known is None else self.builder.ints([int(part[0]) for part in known])
+
+    def _is_open(self, letters: Iterable[str]) -> bool:
+        """Is one of these axes a batch or tokens that differ from run to run?"""
+        return any(self.match.is_open.get(letter, False) for letter in letters)
 
     def _reshaped(
         self, value: ir.Value, own: Sequence[str], wanted: Sequence[str], sizes: Mapping[str, int]
@@ -223,11 +223,11 @@ class Emitter:
         """Decline a size that is written out as a number and is not known to be the same in every run. One without axes
         is 1, or 0 in a run without tokens. Where all sizes are written out, one may be its number or 0: the Reshape of
         a tensor without elements fails, as the file does."""
-        is_closed = not any(self.match.is_open.get(letter, False) for letters in own for letter in letters)
-        for size, letters in zip(self.builder.info.shape(value) or (), own, strict=False):
+        is_closed = not any(map(self._is_open, own))
+        for size, letters in zip(self.builder.info.sizes(value), own, strict=False):
             is_unit = not letters and size.upper is not None and size.upper <= 1
-            is_open = any(self.match.is_open.get(letter, False) for letter in letters)
-            if size.const is None and not is_unit and not is_open and not (is_closed and _is_whole_or_none(size)):
+            is_fixed = size.const is not None or is_unit or (is_closed and _is_whole_or_none(size))
+            if not is_fixed and not self._is_open(letters):
                 reason = f"the size {size} of {value.name!r} is not known to be the same in every run"
                 raise Decline(Code.SHAPE, reason, self.node)
 
@@ -249,7 +249,7 @@ class Emitter:
     ) -> ir.Value:
         """A value that has its axes in this order, with the wanted ones in each dimension."""
         own, usual = axes_of_dims(shape, order, sizes), "".join(wanted)
-        if [letter for letter in order if sizes[letter] != 1] == [letter for letter in usual if sizes[letter] != 1]:
+        if without_units(order, sizes) == without_units(usual, sizes):
             return self._reshaped(value, own, wanted, sizes)
         split = self._reshaped(value, _with_units(own, order, sizes), list(order), sizes)
         perm = [order.index(letter) for letter in usual]
@@ -370,7 +370,7 @@ class Emitter:
     ) -> ir.Value:
         axes = axes_of_dims(self.match.shapes[old], order, sizes)
         usual = "".join(own)
-        if [letter for letter in order if sizes[letter] != 1] != [letter for letter in usual if sizes[letter] != 1]:
+        if without_units(order, sizes) != without_units(usual, sizes):
             split = self._reshaped(value, own, list(usual), sizes)
             perm = [usual.index(letter) for letter in order]
             value, own = self.builder.transpose(split, perm), list(order)
@@ -405,13 +405,6 @@ def _is_whole_or_none(size: Dim) -> bool:
 
 def _with_units(own: Sequence[str], order: str, sizes: Mapping[str, int]) -> list[str]:
     """The axes of each dimension. One that has none is named by an axis of 1, if that makes the order whole."""
-    units = [letter for letter in order if sizes[letter] == 1]
-    named = list(own)
-    if len(own) == len(order) and sum(not each for each in own) == len(units):
-        places = [place for place, each in enumerate(named) if not each]
-        trial = list(named)
-        for place, letter in zip(places, units, strict=True):
-            trial[place] = letter
-        if trial == list(order):
-            return trial
-    return named
+    units = iter([letter for letter in order if sizes[letter] == 1])
+    named = [each or next(units, "") for each in own]
+    return named if named == list(order) and not any(units) else list(own)

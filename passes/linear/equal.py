@@ -31,8 +31,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read
+from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read, without_none
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region
@@ -164,7 +165,7 @@ class _Reader:
     def _ordered(self) -> Iterator[ir.Node]:
         """The nodes of the region, each behind those that it reads, as they are reached from the exits."""
         makers = [value.producer() for value in self.region.exits]
-        pending = [(node, False) for node in reversed([*makers, *self.region.nodes]) if node is not None]
+        pending = [(node, False) for node in without_none(reversed([*makers, *self.region.nodes]))]
         seen = set[ir.Node]()
         while pending:
             node, is_ready = pending.pop()
@@ -174,11 +175,11 @@ class _Reader:
                 seen.add(node)
                 pending.append((node, True))
                 sources = [value.producer() for value in values_read(node)]
-                pending.extend((source, False) for source in reversed(sources) if source is not None)
+                pending.extend((source, False) for source in without_none(reversed(sources)))
 
     def _read(self, node: ir.Node) -> None:
         """Enter a node."""
-        inputs = tuple(None if value is None else self._number(value) for value in node.inputs)
+        inputs = tuple(if_known(self._number, value) for value in node.inputs)
         attributes = tuple((name, self._attribute(attr)) for name, attr in sorted(node.attributes.items()))
         outputs = tuple(map(self._number, node.outputs))
         self.entries.append((node.domain, node.op_type, inputs, attributes, outputs))

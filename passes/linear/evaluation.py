@@ -4,7 +4,7 @@ numbers of every value. Loops run as often as they do with these sizes."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import TypeAlias
@@ -12,20 +12,25 @@ from typing import TypeAlias
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
     STANDARD,
+    all_known,
     constant,
     inputs_of,
+    instances,
     int_attr,
+    ints_attr,
     is_op,
+    operand_at,
     outputs_of,
     subgraphs,
     values_read,
     without_none,
 )
 from fa_compiler.passes.linear.field import hashed
-from fa_compiler.passes.linear.meetings import ROUGH, Meetings, names_of
+from fa_compiler.passes.linear.meetings import ROUGH, UNNOTED, Meetings, names_of
 from fa_compiler.passes.linear.operators import SUMS, chooses, evaluated
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.tensors import FailedError, Tensor, TooLongError, UnknownError, exact, moved, of_field
@@ -75,7 +80,7 @@ class Evaluation:
     """How many tensors of random numbers were made: a body makes new ones in each run."""
     steps: int = 0
     """How many nodes were evaluated."""
-    meetings: Meetings | None = None
+    meetings: Meetings = UNNOTED
     """Notes of what the nodes read."""
     names: set[str] = field(default_factory=set)
     """The names of `sizes` that shapes depended on."""
@@ -138,30 +143,28 @@ class Evaluation:
         """The sizes of a value in this run. Raises FailedError where one is not known."""
         if value in self.known and isinstance(known := self.known[value], Tensor):
             return known.shape
-        dims = self.info.shape(value)
-        self._enter(dims or ())
-        sizes = None if dims is None else [dim.evaluate(self.sizes) for dim in dims]
-        if sizes is None or any(size is None or size < 0 for size in sizes):
+        dims = self.info.sizes(value)
+        self._enter(dims)
+        sizes = all_known(dim.evaluate(self.sizes) for dim in dims)
+        if self.info.shape(value) is None or sizes is None or min(sizes, default=0) < 0:
             raise FailedError(f"the shape of {value.name!r} is not known")
-        return tuple(without_none(sizes))
+        return tuple(sizes)
 
     def _enter(self, dims: Iterable[Dim]) -> None:
         """Note sizes that were asked for."""
         for dim in dims:
             self.names.update(names_of(dim))
-            if self.meetings is not None:
-                self.meetings.sizes.add(dim)
+            self.meetings.ask(dim)
 
     def run(self, nodes: Sequence[ir.Node], kept: Iterable[ir.Value] = ()) -> None:
         """Evaluate nodes in order. What no later node reads is forgotten, but for what is kept."""
         last = {value: place for place, node in enumerate(nodes) for value in values_read(node)}
         held = set(kept)
-        made = {output for node in nodes for output in node.outputs}
+        made = {*outputs_of(nodes)}
         for place, node in enumerate(nodes):
             for output, result in zip(node.outputs, self._outputs(node), strict=False):
                 self.known[output] = result
-                if self.meetings is not None:
-                    self.meetings.make(output, result if isinstance(result, list) else [result])
+                self.meetings.make(output, result if isinstance(result, list) else [result])
             for value in values_read(node):
                 if last[value] == place and value in made and value not in held:
                     self.known.pop(value, None)
@@ -180,8 +183,7 @@ class Evaluation:
         if is_op(node, "Constant"):
             return [self._leaf(node.outputs[0])]
         operands = self._operands(node)
-        if self.meetings is not None:
-            self.meetings.add(node, operands)
+        self.meetings.add(node, operands)
         self._expect_small(node, operands)
         if chooses(node, operands):
             self.choices.add(node)
@@ -201,9 +203,11 @@ class Evaluation:
 
     def _note_ends(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note where the integers begin and end that a comparison or the like reads."""
-        for value, operand in zip(node.inputs, operands, strict=True) if is_op(node, *ROUGH) else ():
-            array = None if operand is None else operand.exact
-            if value is not None and array is not None and array.dtype.kind in "iu" and array.size:
+        if not is_op(node, *ROUGH):
+            return
+        for value, operand in zip(node.inputs, operands, strict=True):
+            array = None if operand is None else operand.integers
+            if value is not None and array is not None and array.size:
                 self.ends[value] = (array.shape, int(array.flat[0]), int(array.flat[-1]))
 
     def _operands(self, node: ir.Node) -> list[Tensor | None]:
@@ -211,27 +215,28 @@ class Evaluation:
         first = node.inputs[0] if is_op(node, "Shape") else None
         if first is not None and first not in self.known:
             return [Tensor(self.shape(first))]
-        return [None if value is None else self.tensor(value) for value in node.inputs]
+        return [if_known(self.tensor, value) for value in node.inputs]
 
     def _expect_small(self, node: ir.Node, operands: Iterable[Tensor | None]) -> None:
         """Raises TooLongError where a result is known to have too many elements."""
-        pairs = math.prod(max(1, math.prod(each.shape)) for each in operands if each is not None)
+        pairs = math.prod(max(1, math.prod(each.shape)) for each in without_none(operands))
         if node.op_type not in SIZED and pairs <= LARGEST:
             return
         for output in node.outputs:
-            sizes = [dim.evaluate(self.sizes) for dim in self.info.shape(output) or ()]
-            known = without_none(sizes)
-            if len(known) == len(sizes) and math.prod(known) > LARGEST:
+            sizes = all_known(dim.evaluate(self.sizes) for dim in self.info.sizes(output))
+            if sizes is not None and math.prod(sizes) > LARGEST:
                 raise TooLongError("a tensor of too many elements")
 
     def _meet(self, tensor: Tensor) -> None:
         if self.most and math.prod(tensor.shape) > self.most:
             raise TooLongError("a tensor of many elements")
         array = tensor.exact
-        if array is not None and tensor.field is None:
+        if array is None:
+            return
+        if tensor.field is None:
             self.powers.meet(array)
             tensor.field = self.powers.read(array, self.seed)
-        if array is not None and array.size == 1 and array.dtype.kind == "f" and len(self.scalars) < MOST_SCALARS:
+        if array.size == 1 and array.dtype.kind == "f" and len(self.scalars) < MOST_SCALARS:
             number = float(array.reshape(-1)[0])
             if np.isfinite(number) and number != 0.0:
                 self.scalars.add(number)
@@ -241,9 +246,8 @@ class Evaluation:
         for value, tensor in zip(graph.inputs, inputs, strict=True):
             self.known[value] = tensor
         nodes = [*graph]
-        for node in nodes:
-            for output in node.outputs:
-                self.known.pop(output, None)
+        for output in outputs_of(nodes):
+            self.known.pop(output, None)
         self.depth += 1
         for node in nodes:
             for output, result in zip(node.outputs, self._outputs(node), strict=False):
@@ -255,13 +259,12 @@ class Evaluation:
         """The integers that a body has in this iteration, and that are the same in every run."""
         values = [*graph.inputs, *outputs_of(graph.all_nodes())]
         known = {value: tensor for value in values if isinstance(tensor := self.known.get(value), Tensor)}
-        arrays = {value: tensor.exact for value, tensor in known.items()}
-        return {value: array for value, array in arrays.items() if array is not None and array.dtype.kind in "iu"}
+        return {value: array for value, tensor in known.items() if (array := tensor.integers) is not None}
 
     def _note_first(self, graph: ir.Graph, step: int) -> None:
         """Note what the integers of a body are in the first iteration, as two of them tell: a branch may have none
         before."""
-        if self.meetings is None:
+        if self.meetings is UNNOTED:
             return
         if not step:
             self.begun[graph] = {}
@@ -291,9 +294,8 @@ class Evaluation:
     def _loop(self, node: ir.Node) -> Sequence[Sequenced]:
         (body,) = subgraphs(node)
         count, condition = self._number(node.inputs[0], MOST_ITERATIONS + 1), self._number(node.inputs[1], 1)
-        if self.meetings is not None:
-            self.meetings.add(node, [None if value is None else self.tensor(value) for value in node.inputs[:1]])
-        states = self._first_states(node, [value for value in node.inputs[2:] if value is not None])
+        self.meetings.add(node, [if_known(self.tensor, value) for value in node.inputs[:1]])
+        states = self._first_states(node, without_none(node.inputs[2:]))
         stacked = len(body.outputs) - 1 - len(states)
         made: list[Sequence[Sequenced]] = []
         carried: list[Sequence[Sequenced]] = []
@@ -323,8 +325,7 @@ class Evaluation:
         outputs = len(body.outputs) - len(states)
         axes_out, turned_out = (_listed(node, name, outputs) for name in ("scan_output_axes", "scan_output_directions"))
         rows = [_slices(*each) for each in zip(scanned, axes, turned, strict=True)]
-        if self.meetings is not None:
-            self.meetings.add(node, [exact(np.array(len(each))) for each in rows])
+        self.meetings.add(node, [exact(np.array(len(each))) for each in rows])
         if len({*map(len, rows)}) != 1:
             raise FailedError("a Scan of inputs of other lengths")
         made: list[Sequence[Sequenced]] = []
@@ -344,11 +345,11 @@ class Evaluation:
         """The results of a loop of so many iterations, which are noted. One in a body is bent if they are more or fewer
         than before, or if it gives other integers."""
         self.counts[node] = max(self.counts.get(node, 0), count)
-        if self.meetings is not None and self.depth:
+        if self.depth:
             is_same = self.repeated.setdefault(node, count) == count
             read = [result for value, result in zip(node.outputs, results, strict=False) if value.uses()]
-            if not self.meetings.gives_same(node, [each for each in read if isinstance(each, Tensor)]) or not is_same:
-                self.meetings.bent.add(node)
+            if not self.meetings.gives_same(node, instances(read, Tensor)) or not is_same:
+                self.meetings.bend(node)
         return results
 
     def _first_states(self, node: ir.Node, values: Sequence[ir.Value]) -> list[Sequenced]:
@@ -372,53 +373,61 @@ class Evaluation:
 
     def _note_carried(self, node: ir.Node, carried: Sequence[Sequence[Sequenced]]) -> None:
         """Note a loop that carries a number which is the same in every run, and no multiple of the iteration."""
-        if self.meetings is not None and not all(map(_is_even, zip(*carried, strict=True))):
-            self.meetings.bent.add(node)
+        if self.meetings is not UNNOTED and not all(map(_is_even, zip(*carried, strict=True))):
+            self.meetings.bend(node)
 
     def _if(self, node: ir.Node) -> list[Sequenced]:
         name = "then_branch" if self._number(node.inputs[0], 1) else "else_branch"
         return self._body(node.attributes[name].as_graph(), [])
 
-    def _sequence(self, node: ir.Node) -> list[Sequenced]:
-        if is_op(node, "SequenceEmpty"):
-            return [[]]
-        if is_op(node, "SequenceConstruct"):
-            return [[self.tensor(value) for value in inputs_of(node)]]
-        parts = self._get(node.inputs[0]) if node.inputs[0] is not None else []
+    def _parts(self, node: ir.Node) -> list[Tensor]:
+        """The sequence that a node reads."""
+        parts = self._get(operand_at(node, 0))
         if not isinstance(parts, list):
             raise FailedError("no sequence")
-        if is_op(node, "SequenceInsert") and len(node.inputs) == 2 and node.inputs[1] is not None:
-            return [[*parts, self.tensor(node.inputs[1])]]
-        if not is_op(node, "ConcatFromSequence"):
+        return parts
+
+    def _empty(self, node: ir.Node) -> list[Sequenced]:
+        return [[]]
+
+    def _construct(self, node: ir.Node) -> list[Sequenced]:
+        return [[self.tensor(value) for value in inputs_of(node)]]
+
+    def _insert(self, node: ir.Node) -> list[Sequenced]:
+        parts, inserted = self._parts(node), node.inputs[1:]
+        if len(inserted) != 1 or inserted[0] is None:
             raise FailedError(f"{node.op_type} is not followed")
-        axis = int_attr(node, "axis", 0)
+        return [[*parts, self.tensor(inserted[0])]]
+
+    def _join(self, node: ir.Node) -> list[Sequenced]:
+        parts, axis = self._parts(node), int_attr(node, "axis", 0)
         if int_attr(node, "new_axis", 0):
             return [_stacked(parts, axis)]
         return [moved(parts, lambda *arrays: np.concatenate(arrays, axis), False)]
 
 
-_CONTROL = {
+_CONTROL: Mapping[str, Callable[[Evaluation, ir.Node], Sequence[Sequenced]]] = {
     "Loop": Evaluation._loop,
     "Scan": Evaluation._scan,
     "If": Evaluation._if,
-    "SequenceEmpty": Evaluation._sequence,
-    "SequenceConstruct": Evaluation._sequence,
-    "SequenceInsert": Evaluation._sequence,
-    "ConcatFromSequence": Evaluation._sequence,
+    "SequenceEmpty": Evaluation._empty,
+    "SequenceConstruct": Evaluation._construct,
+    "SequenceInsert": Evaluation._insert,
+    "ConcatFromSequence": Evaluation._join,
 }
 
 
 def _is_even(states: Sequence[Sequenced]) -> bool:
     """Do all sizes that a loop carries in one place differ by one step from iteration to iteration, and all its numbers
     that are the same in every run?"""
-    tensors = [state for state in states if isinstance(state, Tensor)]
+    tensors = instances(states, Tensor)
     if len(tensors) < len(states):
-        return _are_even([state for state in states if isinstance(state, list)])
+        return _are_even(instances(states, list))
     if not _has_one_step([np.array(state.shape) for state in tensors]):
         return False
-    arrays = without_none(state.exact for state in tensors)
-    if len(arrays) < len(states):
-        return not any(array.dtype.kind in "biu" for array in arrays)
+    arrays = all_known(state.exact for state in tensors)
+    if arrays is None:
+        return not any(state.is_known_integer for state in tensors)
     return _has_one_step([array.astype(np.float64) for array in arrays])
 
 
@@ -465,5 +474,4 @@ def _stacked(parts: Sequence[Tensor], axis: int) -> Tensor:
 
 
 def _listed(node: ir.Node, name: str, count: int) -> list[int]:
-    attr = node.attributes.get(name)
-    return [0] * count if attr is None else list(attr.as_ints())
+    return ints_attr(node, name, [0] * count)

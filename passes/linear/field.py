@@ -15,6 +15,8 @@ import functools
 
 import numpy as np
 
+from fa_compiler.passes.ir.nodes import certain
+
 PRIME = 2147483579
 """The largest prime below 2^31 for which (PRIME - 1) / 2 is a prime, too. A product of two numbers fits 63 bits."""
 ORDER = PRIME - 1
@@ -134,8 +136,7 @@ def of_numbers(array: np.ndarray) -> np.ndarray | None:
 
 def of_number(number: float) -> int:
     """One finite number modulo PRIME."""
-    result = of_numbers(np.array(number))
-    assert result is not None
+    result = certain(of_numbers(np.array(number)))
     return int(result)
 
 

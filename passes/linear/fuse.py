@@ -109,7 +109,7 @@ def _left(match: LinearMatch, decline: Decline, facts: Facts) -> FusedLinear | N
     output, hint = match.found.output.value.producer(), decline.hint
     if output is None:
         return None
-    anchor = label(output) or ""
+    anchor = label(output)
     if facts.options.target == "ort" and (hint or "").startswith("--target ort"):
         hint = None
     block = Block(

@@ -53,14 +53,15 @@ import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, combinations, combinations_with_replacement, permutations, product
+from functools import cached_property
+from itertools import chain, combinations, combinations_with_replacement, islice, permutations, product
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import int_attr, is_op, producer, without_none
+from fa_compiler.passes.ir.nodes import all_known, int_attr, is_op, makers_of, nodes_of_type, reached, without_none
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
@@ -127,6 +128,16 @@ class Note:
     """The least and the largest element that is finite."""
     size: int = field(default=8, compare=False)
     """The bytes of an element."""
+
+    @property
+    def is_table(self) -> bool:
+        """Are the elements known, and do they differ?"""
+        return self.is_exact and not self.is_uniform
+
+    @property
+    def holds_truths(self) -> bool:
+        """Are all elements 0, 1 or -1?"""
+        return self.numbers is not None and max(map(abs, self.numbers), default=0) <= 1
 
 
 Row: TypeAlias = "tuple[Note | None, ...]"
@@ -213,21 +224,30 @@ class Numbers:
     def edges(self) -> list[int]:
         """The sizes at which the graph may begin to compute something else: where two sums of multiples of a length and
         of numbers meet, one of which may be 0."""
-        found = _sums(sorted(self.added | self.compared)) | self.divisors
-        if self.has_places:  # each comparison may be one with >, which begins at the next token
-            several = range(2, MOST_TERMS + (len(self.compared) <= FEW))
-            groups = [each for times in several for each in combinations_with_replacement(self.compared, times)]
-            found |= {sum(each) + more for each in groups for more in (0, len(each) - 1)}
-        slopes, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)  # n - 100 of n rows is 2 n - 100
-        steps = {abs(one + sign * other) for one, other, sign in product(slopes, slopes, signs)} - {0}
-        pairs = [*product(self.compared, self.divisors)]
-        found |= {number * divisor for number, divisor in product([*found], self.divisors_of_places)}
-        found |= {other // number for number, other in pairs} | self._multiples
-        found |= {number // step for number, step in product(found, steps)}
+        found = _sums(sorted(self.added | self.compared)) | self.divisors | self._compared_together
+        found |= _products(found, self.divisors_of_places)
+        found |= _quotients(self.divisors, self.compared) | self._multiples
+        found |= _quotients(found, self._slopes)
         if self.has_squares:
             found |= self.factors
             found |= {round((times * number) ** (1 / root)) for number, root, times in product(found, (2, 3), (1, 2))}
         return sorted({*self.turns, *(number for number in found if LEAST <= number < ENDLESS)})
+
+    @property
+    def _compared_together(self) -> set[int]:
+        """The sums of numbers that positions are compared with together. Each comparison may be one with >, which
+        begins at the next token."""
+        if not self.has_places:
+            return set()
+        several = range(2, MOST_TERMS + (len(self.compared) <= FEW))
+        groups = chain.from_iterable(combinations_with_replacement(self.compared, times) for times in several)
+        return {sum(group) + more for group in groups for more in (0, len(group) - 1)}
+
+    @property
+    def _slopes(self) -> set[int]:
+        """By what a difference of two multiples of a length grows with the length: n - 100 of n rows is 2 n - 100."""
+        multiples, signs = {0, 1, *self.factors}, (-1, 1) if self.added else (-1,)
+        return {abs(one + sign * other) for one, other, sign in product(multiples, multiples, signs)} - {0}
 
     @property
     def _multiples(self) -> set[int]:
@@ -243,8 +263,7 @@ class Numbers:
         once = {divisor: before(self.compared, divisor) for divisor in self.divisors}
         twice = (before(once[last], first) for first, last in permutations(self.divisors, 2))
         sums = _sums(sorted(self.begun | self.compared)) if self.begun else set[int]()
-        iterations = {number * divisor for number, divisor in product(sums, self.divisors)}
-        return {abs(length) for length in chain(*once.values(), *twice, iterations)}
+        return {*map(abs, chain(*once.values(), *twice, _products(sums, self.divisors)))}
 
     def include(self, other: Numbers) -> None:
         """Enter what was entered there."""
@@ -263,19 +282,32 @@ class Numbers:
         whole = math.ceil(size if size >= 1 else 1 / size)
         if whole == 1:
             return
-        if op_type in ("Add", "Sub", "Sum"):
-            self.added.add(whole)
-        elif op_type in ("Pad", "Concat"):  # a row that is not the first one any more, and all that are cut afterwards
-            self.added.add(whole)
-            self.compared.add(whole)
-        elif op_type in ("Div", "Mod") or (op_type == "Mul" and size < 1):
-            self.divisors.add(whole)
-        elif op_type in ("Mul", "Pow", "Tile"):
-            self.factors.add(whole)
-        else:
-            self.compared.add(whole)
-            if op_type == "Slice":
-                self.cut.add(whole)
+        done = "Div" if op_type == "Mul" and size < 1 else op_type
+        for numbers in _ENTERED.get(done, _compared)(self):
+            numbers.add(whole)
+
+
+def _compared(numbers: Numbers) -> tuple[set[int], ...]:
+    return (numbers.compared,)
+
+
+_ENTERED: Mapping[str, Callable[[Numbers], tuple[set[int], ...]]] = {
+    **dict.fromkeys(("Add", "Sub", "Sum"), lambda numbers: (numbers.added,)),
+    # A row that is not the first one any more, and all that are cut afterwards.
+    **dict.fromkeys(("Pad", "Concat"), lambda numbers: (numbers.added, numbers.compared)),
+    **dict.fromkeys(("Div", "Mod"), lambda numbers: (numbers.divisors,)),
+    **dict.fromkeys(("Mul", "Pow", "Tile"), lambda numbers: (numbers.factors,)),
+    "Slice": lambda numbers: (numbers.compared, numbers.cut),
+}
+"""Where a number is entered that an operator met; the others compare."""
+
+
+def _products(numbers: Iterable[int], others: Iterable[int]) -> set[int]:
+    return {number * other for number, other in product(numbers, others)}
+
+
+def _quotients(numbers: Iterable[int], divisors: Iterable[int]) -> set[int]:
+    return {number // divisor for number, divisor in product(numbers, divisors)}
 
 
 def _sums(numbers: Sequence[int]) -> set[int]:
@@ -287,7 +319,7 @@ def _sums(numbers: Sequence[int]) -> set[int]:
     return set().union(*found)
 
 
-@dataclass
+@dataclass(eq=False)
 class Meetings:
     """What the nodes of a region read at several points, and the sizes of what enters it."""
 
@@ -316,10 +348,18 @@ class Meetings:
             self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
             self.readers.add(node)
 
+    def ask(self, size: Dim) -> None:
+        """Note a size that was asked for."""
+        self.sizes.add(size)
+
+    def bend(self, node: ir.Node) -> None:
+        """Note a loop that is bent."""
+        self.bent.add(node)
+
     def make(self, value: ir.Value, tensors: Sequence[Tensor]) -> None:
         """Note what a node of a region makes, outside of bodies, that is read, known in every run and small."""
-        arrays = without_none(tensor.exact for tensor in tensors)
-        if value.uses() and len(arrays) == len(tensors) and sum(array.size for array in arrays) <= SMALL:
+        arrays = all_known(tensor.exact for tensor in tensors)
+        if value.uses() and arrays is not None and sum(array.size for array in arrays) <= SMALL:
             shapes, numbers = (array.shape for array in arrays), (array.tobytes() for array in arrays)
             self.made.setdefault(value, set()).add((tuple(shapes), tuple(numbers)))
 
@@ -345,7 +385,7 @@ class Meetings:
         the number of iterations of a Loop over the tokens."""
         found = _read(self._met(lambda node: not (names and is_op(node, *LOOPS))))
         for size in self.sizes:
-            if not size.is_const and (not names or any(name in names for name in names_of(size))):
+            if not size.is_const and _are_met([size], names):
                 found.has_squares |= _has_square(size)
                 found.add("Add", size.addend)
             _enter(size, found, names)
@@ -357,10 +397,33 @@ class Meetings:
         return [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
 
 
+class Unnoted(Meetings):
+    """What stands for meetings that nobody asks for: nothing is noted."""
+
+    def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
+        """Nothing is noted of what a node reads."""
+
+    def ask(self, size: Dim) -> None:
+        """Nothing is noted of a size."""
+
+    def bend(self, node: ir.Node) -> None:
+        """Nothing is noted of a loop."""
+
+    def make(self, value: ir.Value, tensors: Sequence[Tensor]) -> None:
+        """Nothing is noted of what a node makes."""
+
+    def gives_same(self, node: ir.Node, tensors: Iterable[Tensor]) -> bool:
+        """Nobody asks."""
+        return True
+
+
+UNNOTED = Unnoted()
+
+
 def _read(met: Sequence[_Met]) -> Numbers:
     """The numbers that were met in these nodes."""
     counts_floats = any(each.is_rough for each in met)
-    counted = [each for each in met if counts_floats or not each.has_floats]
+    counted = [each for each in met if counts_floats or not each.is_of_floats]
     found = Numbers(has_squares=any(each.is_square for each in met))
     found.is_unclear = any(each.is_crowded(counts_floats) or each.is_written for each in met)
     found.is_unclear |= any(each.is_bent or each.is_narrow or each.is_tangled for each in counted)  # 14 and 16
@@ -373,17 +436,17 @@ def _read(met: Sequence[_Met]) -> Numbers:
 def _are_mixed(met: Sequence[_Met]) -> bool:
     """Are positions divided, or added to what varies, after a product or twice? Are they divided by several kinds of
     numbers?"""  # 15
-    cut = {each.node: each for each in met if is_op(each.node, *CUTTING) and each.is_sequence(0)}
-    products = [each.node for each in met if is_op(each.node, "Mul") and each.places]
+    cut = {each.node: each for each in met if is_op(each.node, *CUTTING) and each.operand(0).is_sequence}
+    products = [*nodes_of_type((each.node for each in met if each.has_places), "Mul")]
     joined = [each.node for each in met if each.is_joined]
-    quotients = [node for node in cut if is_op(node, "Div", "Mod")]
+    quotients = [*nodes_of_type(cut, "Div", "Mod")]
     pairs = ((joined, [*joined, *products]), (cut, cut), (quotients, products))
     return _are_kinds(cut.values()) or any(_is_behind(node, others) for nodes, others in pairs for node in nodes)
 
 
 def _are_kinds(met: Iterable[_Met]) -> bool:
     """Is a divisor no multiple of another one, nor the other of it?"""
-    divisors = {abs(number) for each in met for number in each.constant(1)} - {0}
+    divisors = {*map(abs, chain.from_iterable(each.operand(1).constants for each in met))} - {0}
     return any(number % other and other % number for number, other in combinations(divisors, 2))
 
 
@@ -395,18 +458,17 @@ def _is_fraction(number: float) -> bool:
 
 def _is_behind(node: ir.Node, others: Collection[ir.Node]) -> bool:
     """Does a node read what one of these nodes makes?"""
-    found, pending = {node}, [node]
-    while pending:
-        makers = {*without_none(map(producer, pending.pop().inputs))} - found
-        if not makers.isdisjoint(others):
-            return True
-        found |= makers
-        pending.extend(makers)
-    return False
+    behind = reached([node], lambda reader: makers_of(reader.inputs))
+    return any(maker in others for maker in islice(behind, 1, None))
 
 
-def _differ(sizes: Sequence[int]) -> bool:
+def _differ(sizes: Iterable[float]) -> bool:
     return len({*sizes}) > 1
+
+
+def _kept(sizes: Iterable[set[int]]) -> Iterator[int]:
+    """The sizes that do not vary."""
+    return chain.from_iterable(found for found in sizes if len(found) == 1)
 
 
 def _tells(sizes: Sequence[int], others: Sequence[int]) -> bool:
@@ -423,16 +485,11 @@ def _step(numbers: Iterable[int]) -> int:
 
 def names_of(size: Dim) -> Iterator[str]:
     """The names of the sizes in a size that differ from run to run."""
-    for atom in size.atoms:
-        yield from _names_in(atom)
+    return chain.from_iterable(map(_names_in, size.atoms))
 
 
 def _names_in(atom: Atom) -> Iterator[str]:
-    if atom.args:
-        for arg in atom.args:
-            yield from names_of(arg)
-    else:
-        yield atom.name
+    return chain.from_iterable(map(names_of, atom.args)) if atom.args else iter((atom.name,))
 
 
 def _has_square(size: Dim) -> bool:
@@ -444,11 +501,106 @@ def _has_square(size: Dim) -> bool:
 def _enter(size: Dim, found: Numbers, names: Collection[str]) -> None:
     """Enter the numbers in the minima and quotients of a size: of one of these names, where some are given."""  # 8
     for atom in size.atoms:
-        for arg in (
-            atom.args if not names or any(name in names for part in atom.args for name in names_of(part)) else ()
-        ):
-            found.add("Div" if arg.is_const and atom.op in ("floor", "trunc", "mod", "fmod") else "Less", arg.addend)
+        if not _are_met(atom.args, names):
+            continue
+        divides = atom.op in ("floor", "trunc", "mod", "fmod")
+        for arg in atom.args:
+            found.add("Div" if divides and arg.is_const else "Less", arg.addend)
             _enter(arg, found, names)
+
+
+def _are_met(sizes: Iterable[Dim], names: Collection[str]) -> bool:
+    """Is one of these names in one of the sizes? Where no names are given, all sizes count."""
+    return not names or any(name in names for size in sizes for name in names_of(size))
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """What is noted of one operand of a node: of each point its notes in all rows, None in a row without it."""
+
+    points: Sequence[Sequence[Note | None]] = ()
+
+    @cached_property
+    def varies(self) -> bool:
+        """Is it not the same at all points?"""
+        return len({frozenset(notes) for notes in self.points}) > 1
+
+    @cached_property
+    def _rows(self) -> list[Note | None]:
+        return list(chain.from_iterable(self.points))
+
+    @cached_property
+    def notes(self) -> list[Note]:
+        """Its notes, without the rows that do not have it."""
+        return without_none(self._rows)
+
+    @property
+    def is_given_first(self) -> bool:
+        """Does the first row have it?"""
+        return self._rows[0] is not None
+
+    @cached_property
+    def _is_always_given(self) -> bool:
+        return None not in self._rows
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Do all rows have it, with known elements?"""
+        return self._is_always_given and all(note.is_exact for note in self.notes)
+
+    @cached_property
+    def is_float(self) -> bool:
+        """Do all rows have it, with floats?"""
+        return self._is_always_given and all(note.is_float for note in self.notes)
+
+    @cached_property
+    def has_floats(self) -> bool:
+        """Does a row have floats for it?"""
+        return any(note.is_float for note in self.notes)
+
+    @cached_property
+    def shapes(self) -> set[tuple[int, ...]]:
+        """The shapes that it has in the rows."""
+        return {note.shape for note in self.notes}
+
+    @property
+    def is_sequence(self) -> bool:
+        """Is it known, and does its shape vary?"""
+        return len(self.shapes) > 1 and self.is_exact
+
+    @property
+    def is_place(self) -> bool:
+        """Is it one of positions? Its shape varies, its elements are known and differ, and are no truth values."""
+        if not self.is_sequence:
+            return False
+        ends = [note.ends for note in self.notes]
+        least, most = min(start for start, _ in ends), max(end for _, end in ends)
+        return any(start < end for start, end in ends) and max(abs(least), abs(most)) > 1
+
+    @cached_property
+    def constants(self) -> tuple[float, ...]:
+        """Its numbers where it does not vary; none where it does."""
+        numbers = {note: note.numbers for note in self.notes if note.numbers is not None}
+        return () if self.varies else tuple(chain.from_iterable(numbers.values()))
+
+    @cached_property
+    def told(self) -> Note:
+        """A note of it, one with its numbers if there is one; `NO_NOTE` where there is none."""
+        with_numbers = (note for note in self.notes if note.numbers is not None)
+        return next(chain(with_numbers, self.notes), NO_NOTE)
+
+    def sizes(self, axis: int) -> set[int]:
+        """The sizes of an axis; none in a shape without it."""
+        return {shape[axis] for shape in self.shapes if -len(shape) <= axis < len(shape)}
+
+    @property
+    def axis_sizes(self) -> Iterable[tuple[int, ...]]:
+        """The sizes of each axis, in one order of the shapes."""
+        return zip(*self.shapes, strict=False)
+
+
+NO_NOTE = Note((), 0, False, False, numbers=())
+NO_OPERAND = _Operand(((None,),))
 
 
 @dataclass(frozen=True)
@@ -458,13 +610,32 @@ class _Met:
     node: ir.Node
     points: Sequence[set[Row]]
 
+    @cached_property
+    def operands(self) -> list[_Operand]:
+        """Its operands, as many as the longest row has."""
+        return [*map(self._noted, range(max(map(len, chain.from_iterable(self.points)))))]
+
+    def _noted(self, index: int) -> _Operand:
+        return _Operand([[row[index] if index < len(row) else None for row in point] for point in self.points])
+
+    def operand(self, index: int) -> _Operand:
+        """One of its operands; `NO_OPERAND` beyond the last one."""
+        return self.operands[index] if index < len(self.operands) else NO_OPERAND
+
+    @cached_property
+    def varying(self) -> list[_Operand]:
+        """The operands that are not the same at all points."""
+        return [operand for operand in self.operands if operand.varies]
+
+    @cached_property
+    def has_places(self) -> bool:
+        """Is an operand one of positions?"""
+        return any(operand.is_place for operand in self.operands)
+
     @property
     def is_rough(self) -> bool:
         """Is a float that varies compared or rounded?"""
-        return is_op(self.node, *ROUGH) and any(
-            self.varies(index) and self._all(index, lambda note: note.is_exact and note.is_float)
-            for index in range(self.width)
-        )
+        return is_op(self.node, *ROUGH) and any(operand.is_exact and operand.is_float for operand in self.varying)
 
     def enter(self, found: Numbers, counts_floats: bool) -> None:
         """Enter the numbers that what varies meets."""
@@ -472,7 +643,7 @@ class _Met:
         for number in self.numbers(counts_floats):
             own.add(self.node.op_type, number)
         found.include(own)
-        if any(map(self.is_sequence, range(self.width))):
+        if any(operand.is_sequence for operand in self.operands):
             found.divisors_of_places |= own.divisors
         found.divisors.update(self._parts())
         found.cut.update(self._of_unlisted_move())
@@ -486,272 +657,228 @@ class _Met:
     def is_hidden(self) -> bool:
         """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to wrap? Does it read a
         table at places that vary, or add up its elements?"""
-        if self._is_looked_up or self._is_marked or (is_op(self.node, *SUMMING) and self._is_exact(True)):
+        is_known = self._is_exact(True)
+        if self._is_looked_up or self._is_marked or (is_op(self.node, *SUMMING) and is_known):
             return True
-        if not (is_op(self.node, *COMPUTING) and self._any_varies and self._is_exact(True)):
+        if not (is_op(self.node, *COMPUTING) and self.varying and is_known):
             return False
-        given = [note for index in range(self.width) for note in self._given(index)]
+        if any(operand.has_floats for operand in self.operands):
+            return True
         is_wrapped = self._is_large and is_op(self.node, *FOUR_OPERATIONS, "Cast")
-        is_product = self.is_square or is_op(self.node, "Div", "Mod", *BENT, *SUMMING)
-        return is_product or any(note.is_float for note in given) or is_wrapped
+        return is_wrapped or self.is_square or is_op(self.node, "Div", "Mod", *BENT, *SUMMING)
 
     @property
     def _is_looked_up(self) -> bool:
-        """Does it read a part of known elements that differ, where the part or the number of elements varies?"""
-        table = self._told(0)
-        if not is_op(self.node, "Slice", "Split", "Pad", *PICKS) or table is None or not table.is_exact:
+        """Does it read a part of a table, where the part or the number of elements varies?"""
+        if not is_op(self.node, "Slice", "Split", "Pad", *PICKS) or not self.operand(0).told.is_table:
             return False
-        varies = self.is_sequence(0) or any(self.varies(index) for index in range(1, self.width))
-        return varies and not table.is_uniform
+        return self.operand(0).is_sequence or self._part_varies
+
+    @property
+    def _part_varies(self) -> bool:
+        """Does an operand vary that says which part of the first one is read?"""
+        return any(operand.varies for operand in self.operands[1:])
 
     @property
     def _is_marked(self) -> bool:
         """Do several known elements that vary mark those of a table?"""
-        told = [(self.varies(index), self._told(index)) for index in range(self.width)]
-        tables = [varies for varies, note in told if note is not None and note.is_exact and not note.is_uniform]
-        return is_op(self.node, "Mul", "Where", "And", "Or", "Xor") and len(tables) > 1 and any(tables)
-
-    def is_place(self, index: int) -> bool:
-        """Is an operand one of positions? Its shape varies, its elements are known and differ, and are no truth
-        values."""
-        notes = self._given(index)
-        if not self.is_sequence(index):
+        if not is_op(self.node, "Mul", "Where", "And", "Or", "Xor"):
             return False
-        least, most = min(note.ends[0] for note in notes), max(note.ends[1] for note in notes)
-        return any(note.ends[0] < note.ends[1] for note in notes) and max(abs(least), abs(most)) > 1
-
-    def is_sequence(self, index: int) -> bool:
-        """Is an operand known, and does its shape vary?"""
-        notes = self._given(index)
-        return len({note.shape for note in notes}) > 1 and self._all(index, lambda note: note.is_exact)
-
-    @property
-    def places(self) -> list[int]:
-        """The operands that are positions."""
-        return [*filter(self.is_place, range(self.width))]
-
-    @property
-    def _varying(self) -> int:
-        """How many operands vary."""
-        return sum(map(self.varies, range(self.width)))
+        tables = [operand for operand in self.operands if operand.told.is_table]
+        return len(tables) > 1 and any(table.varies for table in tables)
 
     @property
     def is_joined(self) -> bool:
         """Are positions added to, or subtracted from, what varies?"""
-        return is_op(self.node, "Add", "Sub", "Sum") and self._varying > 1 and bool(self.places)
+        return is_op(self.node, "Add", "Sub", "Sum") and len(self.varying) > 1 and self.has_places
 
     @property
     def is_tangled(self) -> bool:
         """Are positions multiplied with what varies, or by a fraction, added up, or large?"""
-        if not self.places or not is_op(self.node, *COMPUTING) or not self._is_exact(True):
+        if not (is_op(self.node, *COMPUTING) and self.has_places and self._is_exact(True)):
             return False
-        if is_op(self.node, "Mul", "Div", "Mod"):
-            given = (*self.constant(0), *self.constant(1))
-            return self._varying > 1 or any(map(_is_fraction, given)) or self._is_large  # 14 and 15
-        return is_op(self.node, *SUMMING, "Pow") or (not self.has_floats and self._is_large)
+        if is_op(self.node, "Mul", "Div", "Mod"):  # 14 and 15
+            given = (*self.operand(0).constants, *self.operand(1).constants)
+            return len(self.varying) > 1 or any(map(_is_fraction, given)) or self._is_large
+        return is_op(self.node, *SUMMING, "Pow") or (not self.is_of_floats and self._is_large)
+
+    @property
+    def _notes(self) -> Iterator[Note]:
+        """The notes of all operands."""
+        return chain.from_iterable(operand.notes for operand in self.operands)
 
     @property
     def _is_large(self) -> bool:
         """Are numbers so large that they wrap, or become infinite, at later positions?"""  # 16
-        notes = [note for index in range(self.width) for note in self._given(index)]
+        notes = list(self._notes)
         is_cut = is_op(self.node, "Cast") or (is_op(self.node, *FOUR_OPERATIONS) and notes[0].size < WIDE)
-        limit = MOST_PLACES if is_cut and not self.has_floats else ENDLESS
-        return any(abs(end) >= limit for note in notes for end in note.ends)
+        limit = MOST_PLACES if is_cut and not self.is_of_floats else ENDLESS
+        return any(max(map(abs, note.ends)) >= limit for note in notes)
 
     @property
     def is_bent(self) -> bool:
         """Is it no polynomial of what is known and varies? Of a power it is the exponent."""
         index = 1 if is_op(self.node, "Pow") else 0
-        return is_op(self.node, *BENT) and self._is_exact(True) and self.varies(index)
+        return is_op(self.node, *BENT) and self._is_exact(True) and self.operand(index).varies
 
     @property
-    def has_floats(self) -> bool:
+    def is_of_floats(self) -> bool:
         """Is the first operand one of floats?"""
-        return self._all(0, lambda note: note.is_float)
+        return self.operand(0).is_float
 
     @property
     def is_narrow(self) -> bool:
         """Is an operand of few bits, whose numbers are others at other points, and are they no truth values?"""
-        notes = [note for index in range(self.width) for note in self._given(index) if note.is_narrow]
-        are_truths = all(note.numbers is not None and max(map(abs, note.numbers), default=0) <= 1 for note in notes)
-        return self._any_varies and not are_truths
+        return bool(self.varying) and not all(note.holds_truths for note in self._notes if note.is_narrow)
 
     @property
     def is_square(self) -> bool:
         """Do all factors vary, or the first operand of a power or a sum, and are they known? Do two sizes of an operand
         whose sizes are multiplied, of which one tells the other?"""
         if is_op(self.node, *MERGING):
-            shapes = {note.shape for note in self._given(0)}
-            return any(_tells(*pair) for pair in permutations(filter(_differ, zip(*shapes, strict=False)), 2))
+            return any(_tells(*pair) for pair in permutations(filter(_differ, self.operand(0).axis_sizes), 2))
         if not is_op(self.node, "Mul", "Pow", *SUMMING) or not self._is_exact(True):
             return False
-        return all(map(self.varies, range(self.width if is_op(self.node, "Mul", "MatMul") else 1)))
+        factors = self.operands if is_op(self.node, "Mul", "MatMul") else self.operands[:1]
+        return all(factor.varies for factor in factors)
 
-    @property
-    def width(self) -> int:
-        """How many operands there are."""
-        return max(len(row) for point in self.points for row in point)
-
-    def notes(self, index: int) -> list[Note | None]:
-        """An operand in all rows."""
-        return [row[index] if index < len(row) else None for point in self.points for row in point]
-
-    def varies(self, index: int) -> bool:
-        """Is an operand not the same at all points?"""
-        return len({frozenset(row[index] if index < len(row) else None for row in point) for point in self.points}) > 1
-
-    def _given(self, index: int) -> list[Note]:
-        return without_none(self.notes(index))
-
-    @property
-    def _any_varies(self) -> bool:
-        return any(map(self.varies, range(self.width)))
-
-    def _all(self, index: int, holds: Callable[[Note], bool]) -> bool:
-        return all(note is not None and holds(note) for note in self.notes(index))
-
-    def constant(self, index: int) -> tuple[float, ...]:
-        """The numbers of an operand that does not vary; none where it does."""
-        notes = {note: note.numbers or () for note in self._given(index) if note.numbers is not None}
-        return () if self.varies(index) else tuple(number for numbers in notes.values() for number in numbers)
-
-    def _told(self, index: int) -> Note | None:
-        """A note of an operand, one with its numbers if there is one."""
-        notes = self._given(index)
-        return next((note for note in notes if note.numbers is not None), notes[0] if notes else None)
-
-    def numbers(self, counts_floats: bool) -> Iterator[float]:
+    def numbers(self, counts_floats: bool) -> Iterable[float]:
         """The numbers that what varies meets."""
         own = _NUMBERS.get(self.node.op_type)
-        if own is not None:
-            yield from own(self)  # 2 to 5, 7, 9 and 12
-        elif (not is_op(self.node, *COMPUTING) or self._is_exact(counts_floats)) and self._any_varies:
-            yield from (number for index in range(self.width) for number in self.constant(index))  # 1, 6 and 10
-            if not is_op(self.node, *COMPUTING):
-                yield from (number for number in self._attributes() if abs(number) >= LEAST)
+        if own is not None:  # 2 to 5, 7, 9 and 12
+            return own(self)
+        if not self.varying:
+            return ()
+        if not is_op(self.node, *COMPUTING):  # 6 and 10
+            attributes = (number for number in self._attributes() if abs(number) >= LEAST)
+            return chain(self._constants(), attributes)
+        return self._constants() if self._is_exact(counts_floats) else ()  # 1
+
+    def _constants(self) -> Iterator[float]:
+        """The numbers of all operands that do not vary."""
+        return chain.from_iterable(operand.constants for operand in self.operands)
 
     def _attributes(self) -> Iterator[int]:
+        """The integers among its attributes."""
         for attr in self.node.attributes.values():
-            if attr.type in (ir.AttributeType.INT, ir.AttributeType.INTS):
-                yield from (attr.as_int(),) if attr.type == ir.AttributeType.INT else attr.as_ints()
+            if attr.type == ir.AttributeType.INT:
+                yield attr.as_int()
+            elif attr.type == ir.AttributeType.INTS:
+                yield from attr.as_ints()
 
     def is_crowded(self, counts_floats: bool) -> bool:
         """Does what varies meet a table of too many numbers, element by element?"""
-        if not (is_op(self.node, *ELEMENTWISE) and self._is_exact(counts_floats) and self._any_varies):
+        if not (is_op(self.node, *ELEMENTWISE) and self.varying and self._is_exact(counts_floats)):
             return False
-        told = [self._told(index) for index in range(self.width) if not self.varies(index)]
-        return any(note is not None and note.numbers is None for note in told)
+        return any(operand.told.numbers is None for operand in self.operands if not operand.varies)
+
+    def _is_exact(self, counts_floats: bool) -> bool:
+        """Are all operands known, and integers, or floats that count?"""
+        given = [operand for operand in self.operands if operand.is_given_first]
+        return all(operand.is_exact and (counts_floats or not operand.has_floats) for operand in given)
 
     @property
     def is_written(self) -> bool:
         """Are rows that vary written into a table whose size does not?"""
-        return is_op(self.node, *SCATTERS) and any(
-            self.varies(index) and not self._axis_varies(axis) for index, axis in self._written_axes
-        )
+        if not is_op(self.node, *SCATTERS):
+            return False
+        return any(places.varies and not self._axis_varies(axis) for axis, places in self._written_axes)
 
     @property
-    def _written_axes(self) -> Iterable[tuple[int, int]]:
-        """The places that a scatter writes, by the number of the note, and the axis that they are on."""
-        first = int_attr(self.node, "axis", 0)
-        return ((index, first + index - 1) for index in range(1, self.width))
+    def _written_axes(self) -> Iterable[tuple[int, _Operand]]:
+        """The axes along which a scatter writes, and the places on each."""
+        return enumerate(self.operands[1:], int_attr(self.node, "axis", 0))
 
     def _of_scatter(self) -> Iterator[float]:  # 3
-        for index, axis in self._written_axes:
+        for axis, places in self._written_axes:
             if self._axis_varies(axis):
-                yield from self.constant(index)
+                yield from places.constants
 
     def _multiples(self) -> Iterator[int]:  # 11
         """What the sizes and integers that vary are multiples of, but for a number that is added to all of them."""
-        for index in filter(self.varies, range(self.width)):
-            notes = self._given(index)
-            shapes = {note.shape for note in notes}
-            whole = {int(number) for note in notes if not note.is_float for number in note.numbers or ()}
-            yield from map(_step, (*zip(*shapes, strict=False), whole))
+        for operand in self.varying:
+            integers = chain.from_iterable(note.numbers or () for note in operand.notes if not note.is_float)
+            yield from map(_step, (*operand.axis_sizes, map(int, integers)))
             if is_op(self.node, "Size"):
-                yield _step([math.prod(shape) for shape in shapes])
+                yield _step(map(math.prod, operand.shapes))
 
-    def tables(self) -> Iterator[int]:
-        """The sizes of a table whose elements differ, where the part of it that is read varies."""
-        table = self._told(0)
-        if not is_op(self.node, "Slice", *PICKS) or table is None or not table.is_exact or table.is_uniform:
-            return
-        if not self.varies(0) and any(self.varies(index) for index in range(1, self.width)):
-            yield from table.shape
+    def tables(self) -> Iterable[int]:
+        """The sizes of a table, where the part of it that is read varies."""
+        data = self.operand(0)
+        if not is_op(self.node, "Slice", *PICKS) or not data.told.is_table:
+            return ()
+        return data.told.shape if self._part_varies and not data.varies else ()
 
     def _parts(self) -> Iterator[int]:
         """The steps of a Slice and the number of parts of a Split along an axis that varies, or what may be."""  # 9
         yield from self._of_unlisted_move()
-        if is_op(self.node, "Slice") and any(map(self._axis_varies, map(int, self._sliced_axes()))):
-            yield from (abs(int(step)) for step in self.constant(4) if abs(step) > 1)
+        if is_op(self.node, "Slice") and any(map(self._axis_varies, self._sliced_axes())):
+            yield from (abs(int(step)) for step in self.operand(4).constants if abs(step) > 1)
         if is_op(self.node, "Split") and self._axis_varies(int_attr(self.node, "axis", 0)):
             yield len(self.node.outputs)
 
     def _of_unlisted_move(self) -> Iterator[int]:  # 10
         """The integers of an operator that moves elements and has no row in `_NUMBERS`."""
-        if is_op(self.node, *ARRAY_MOVES) and self.node.op_type not in _NUMBERS and self._any_varies:
-            given = (number for index in range(self.width) for number in self.constant(index))
-            yield from (abs(int(number)) for number in chain(given, self._attributes()) if 1 < abs(number) < ENDLESS)
+        if is_op(self.node, *ARRAY_MOVES) and self.node.op_type not in _NUMBERS and self.varying:
+            given = chain(self._constants(), self._attributes())
+            yield from (abs(int(number)) for number in given if 1 < abs(number) < ENDLESS)
 
-    def _of_split(self) -> Iterator[float]:  # 9
-        if self._axis_varies(int_attr(self.node, "axis", 0)):
-            given = self.node.attributes.get("split")
-            yield from self.constant(1) if given is None else given.as_ints()
+    def _of_split(self) -> Iterable[float]:  # 9
+        if not self._axis_varies(int_attr(self.node, "axis", 0)):
+            return ()
+        given = self.node.attributes.get("split")
+        return self.operand(1).constants if given is None else given.as_ints()
 
-    def _of_tile(self) -> Iterator[float]:  # 10
-        for axis, times in enumerate(self.constant(1)):
-            if self._axis_varies(axis):
-                yield times
+    def _of_tile(self) -> Iterable[float]:  # 10
+        return (times for axis, times in enumerate(self.operand(1).constants) if self._axis_varies(axis))
 
-    def _of_diagonal(self) -> Iterator[float]:
+    def _of_diagonal(self) -> Iterable[float]:  # 4
+        offset = (int_attr(self.node, "k", 0),) if is_op(self.node, "EyeLike") else self.operand(1).constants
         sizes = [self._sizes(axis) for axis in (-1, -2)]
-        if any(len(found) > 1 for found in sizes):
-            yield from (int_attr(self.node, "k", 0),) if is_op(self.node, "EyeLike") else self.constant(1)
-            yield from (size for found in sizes if len(found) == 1 for size in found)
-
-    def _is_exact(self, counts_floats: bool) -> bool:
-        """Are all operands known, and integers, or floats that count?"""
-        given = [index for index in range(self.width) if self.notes(index)[0] is not None]
-        return all(self._all(i, lambda note: note.is_exact and (counts_floats or not note.is_float)) for i in given)
+        return chain(offset, _kept(sizes)) if any(map(_differ, sizes)) else ()
 
     def _axis_varies(self, axis: int) -> bool:
-        return len(self._sizes(axis)) > 1
+        return _differ(self._sizes(axis))
 
-    def _sizes(self, axis: int, index: int = 0) -> set[int]:
-        """The sizes of an axis of an operand, the first one if not told."""
-        shapes = [note.shape for note in self.notes(index) if note is not None]
-        return {shape[axis] for shape in shapes if -len(shape) <= axis < len(shape)}
+    def _sizes(self, axis: int) -> set[int]:
+        """The sizes of an axis of the first operand."""
+        return self.operand(0).sizes(axis)
 
-    def _of_slice(self) -> Iterator[float]:  # 2
+    def _of_slice(self) -> Iterator[float]:
         for place, axis in enumerate(self._sliced_axes()):
             for bounds in self._bounds(place):
-                if self._axis_varies(axis) and len(bounds) == 1:
-                    yield from bounds
-                if len(bounds) > 1 and not self._axis_varies(axis):
-                    yield from self._sizes(axis)
-                if len(bounds) == 1 and self._elements_vary:
-                    yield from self._within(bounds, axis)
+                yield from self._of_bounds(bounds, axis)
+
+    def _of_bounds(self, bounds: set[float], axis: int) -> Iterator[float]:
+        """The numbers that the starts, or the ends, on one axis are for a Slice."""
+        if _differ(bounds) and not self._axis_varies(axis):  # 2: the size of an axis
+            yield from self._sizes(axis)
+        if len(bounds) == 1 and self._axis_varies(axis):  # 2: a constant end
+            yield from bounds
+        if len(bounds) == 1 and self._elements_vary:  # 12
+            yield from self._within(bounds, axis)
 
     @property
     def _elements_vary(self) -> bool:
         """Are the elements of the first operand known, and not the same at all points?"""
-        return self.varies(0) and self._all(0, lambda note: note.is_exact)
+        return self.operand(0).varies and self.operand(0).is_exact
 
-    def _within(self, places: Iterable[float], axis: int) -> Iterator[float]:  # 12
+    def _within(self, places: Iterable[float], axis: int) -> Iterable[float]:  # 12
         """The places inside of an axis that does not vary, without those that are passed in any case."""
-        for size in self._sizes(axis) if not self._axis_varies(axis) else ():
-            yield from (place for place in places if LEAST <= abs(place) < size)
+        size = 0 if self._axis_varies(axis) else max(self._sizes(axis), default=0)
+        return (place for place in places if LEAST <= abs(place) < size)
 
     def _sliced_axes(self) -> Sequence[int]:
         """The axes that a Slice cuts."""
         given = self.node.attributes.get("axes")
         if given is not None:
             return list(given.as_ints())
-        return [int(number) for number in self.constant(3)] or range(self._count)
+        return [*map(int, self.operand(3).constants)] or range(self._count)
 
     @property
     def _count(self) -> int:
         """How many axes a Slice without a list of them cuts."""
-        return max((len(row) for rows in self._ends() for row in rows), default=0)
+        return max(map(len, chain.from_iterable(self._ends())), default=0)
 
     def _bounds(self, place: int) -> list[set[float]]:
         """The starts and the ends at one place in all rows."""
@@ -762,40 +889,39 @@ class _Met:
         names = ("starts", "ends")
         if names[0] in self.node.attributes:
             return [[tuple(self.node.attributes[name].as_ints())] for name in names]
-        notes = (self.notes(1), self.notes(2))
-        return [[note.numbers for note in each if note is not None and note.numbers] for each in notes]
+        operands = (self.operand(1), self.operand(2))
+        return [[note.numbers for note in operand.notes if note.numbers] for operand in operands]
 
-    def _of_gather(self) -> Iterator[float]:  # 3
-        table, indices = self._told(0), self._told(1)
-        if table is None or indices is None:
+    def _of_gather(self) -> Iterator[float]:
+        indices = self.operand(1)
+        if not (self.operand(0).notes and indices.notes):
             return
-        axes = range(indices.shape[-1]) if is_op(self.node, "GatherND") else (int_attr(self.node, "axis", 0),)
+        axes = range(indices.told.shape[-1]) if is_op(self.node, "GatherND") else (int_attr(self.node, "axis", 0),)
         for axis in axes:
-            if self._axis_varies(axis):
-                yield from self.constant(1)
-            elif self.varies(1):
+            if self._axis_varies(axis):  # 3: constant indices
+                yield from indices.constants
+            elif indices.varies:  # 3: the sizes of the data
                 yield from self._sizes(axis)
-            elif self._elements_vary:
-                yield from self._within(self.constant(1), axis)
+            elif self._elements_vary:  # 12
+                yield from self._within(indices.constants, axis)
 
-    def _of_concat(self) -> Iterator[float]:  # 5
+    def _of_concat(self) -> Iterable[float]:  # 5
         axis = int_attr(self.node, "axis", 0)
-        sizes = [self._sizes(axis, index) for index in range(self.width)]
-        if any(len(found) > 1 for found in sizes):
-            yield from (size for found in sizes if len(found) == 1 for size in found)
+        sizes = [operand.sizes(axis) for operand in self.operands]
+        return _kept(sizes) if any(map(_differ, sizes)) else ()
 
     def _of_pad(self) -> Iterator[float]:  # 5
         listed_pads = self.node.attributes.get("pads")
-        pads = self.constant(1) if listed_pads is None else tuple(listed_pads.as_ints())
+        pads = self.operand(1).constants if listed_pads is None else tuple(listed_pads.as_ints())
         rank = len(pads) // 2
-        listed = self.constant(3) or range(rank)
-        for place, axis in enumerate(listed):
-            if place < rank and self._axis_varies(int(axis)):
-                yield from (pads[place], pads[place + rank])
+        axes = self.operand(3).constants or range(rank)
+        for axis, *ends in zip(axes, pads[:rank], pads[rank:], strict=False):
+            if self._axis_varies(int(axis)):
+                yield from ends
 
 
 _NUMBERS: Mapping[str, Callable[[_Met], Iterable[float]]] = {
-    **dict.fromkeys(LOOPS, lambda met: met.constant(0)),
+    **dict.fromkeys(LOOPS, lambda met: met.operand(0).constants),
     **dict.fromkeys(MERGING, lambda _: ()),
     **dict.fromkeys(PICKS, _Met._of_gather),
     **dict.fromkeys(("Trilu", "EyeLike"), _Met._of_diagonal),

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, source_through, text_attr, without_none
+from fa_compiler.passes.ir.nodes import certain, int_attr, is_op, operand_at, source_through, text_attr, without_none
 from fa_compiler.passes.linear.field import hashed, matmul, power, reduced, times
 from fa_compiler.passes.linear.tensors import (
     FailedError,
@@ -374,12 +374,10 @@ def _einsum(call: Call) -> list[Tensor]:
         raise UnknownError("an Einsum of another form")
     if any(field is None for field in fields):
         raise UnknownError("an Einsum of numbers that are not finite")
-    result, own = fields[0], labels[0]
-    assert result is not None
+    result, own = certain(fields[0]), labels[0]
     for index in range(1, len(fields)):
         later = {*out, *(letter for each in labels[index + 1 :] for letter in each)}
-        field = fields[index]
-        assert field is not None
+        field = certain(fields[index])
         result, own = _product(result, own, field, labels[index], later)
     result, own = _reduce(result, own, set(out))
     return [of_field(np.transpose(result, [own.index(letter) for letter in out]))]
@@ -390,8 +388,7 @@ def _reduce(array: np.ndarray, labels: str, kept: set[str]) -> tuple[np.ndarray,
     axes = tuple(axis for axis, letter in enumerate(labels) if letter not in kept)
     if not axes:
         return array, labels
-    own = summed(of_field(array), lambda each: each.sum(axis=axes), False).field
-    assert own is not None
+    own = certain(summed(of_field(array), lambda each: each.sum(axis=axes), False).field)
     return own, "".join(letter for letter in labels if letter in kept)
 
 
@@ -574,7 +571,7 @@ def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with
     """What a node of the standard domain makes of tensors; None where it is not followed. Raises FailedError where it
     fails, as the run would, or where its operands are not known."""
     call = Call(node, operands, dtype, with_sums)
-    arrays = [operand.exact for operand in operands if operand is not None]
+    arrays = [operand.exact for operand in without_none(operands)]
     function = EXACT.get(node.op_type)
     try:
         with np.errstate(all="ignore"):

@@ -15,17 +15,20 @@ whatever was before it, and so are all.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from types import MappingProxyType
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import (
     all_nodes,
+    first,
     inputs_of,
     is_op,
     producer,
@@ -38,7 +41,7 @@ from fa_compiler.passes.linear.arrangement import orders
 from fa_compiler.passes.linear.candidates import ARITHMETIC, MOVERS, Operand, Sizes, downstream, read, upstream
 from fa_compiler.passes.linear.evaluation import Evaluation, with_exponents
 from fa_compiler.passes.linear.lengths import AROUND, SMALL, Lengths, Verdict, right_lengths
-from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, Meetings, Numbers, names_of
+from fa_compiler.passes.linear.meetings import ENDLESS, LEAST, UNNOTED, Meetings, Numbers, names_of
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.recurrence import Outcome, columns, recurrence
 from fa_compiler.passes.linear.regions import Region
@@ -47,6 +50,10 @@ from fa_compiler.passes.linear.search import MOST_WORK, Found, Search, State, re
 from fa_compiler.passes.linear.tensors import FailedError, TooLongError
 from fa_compiler.passes.linear.walk import Walk
 from fa_compiler.passes.values.shapes import ShapeInfo
+
+K = TypeVar("K")
+N = TypeVar("N")
+T = TypeVar("T")
 
 POINTS = 3
 BATCHES = (3, 2, 5, 1, 4)
@@ -126,7 +133,7 @@ class InputSizes:
         """Those of a graph."""
         first, others = set[str](), set[str]()
         for value in graph.inputs:
-            for axis, dim in enumerate(info.shape(value) or ()):
+            for axis, dim in enumerate(info.sizes(value)):
                 (others if axis else first).update(names_of(dim))
         return InputSizes(frozenset(first), frozenset(others))
 
@@ -152,7 +159,7 @@ class Prover:
     def prove(self) -> LinearMatch | None:
         """The linear attention that the region computes; None where it is none."""
         provers = (replace(self, batch=batch, tokens=tokens, work=[0, 0]) for batch, tokens in self.open_sizes())
-        return next((match for prover in provers if (match := prover._proven()) is not None), None)
+        return first(prover._proven() for prover in provers)
 
     def _proven(self) -> LinearMatch | None:
         """The linear attention, where the open sizes are these."""
@@ -206,7 +213,7 @@ class Prover:
 
     def _named(self, values: Iterable[ir.Value | None]) -> set[str]:
         """The names in the sizes of these values."""
-        dims = {dim for value in dict.fromkeys(values) for dim in self.info.shape(value) or ()}
+        dims = {dim for value in dict.fromkeys(values) for dim in self.info.sizes(value)}
         return {name for dim in dims for name in names_of(dim)}
 
     def _point(
@@ -214,7 +221,7 @@ class Prover:
         length: int,
         number: int,
         most: int = 0,
-        meetings: Meetings | None = None,
+        meetings: Meetings = UNNOTED,
         apart: Mapping[str, int] = MappingProxyType({}),
         freed: frozenset[ir.Node] = frozenset(),
     ) -> Evaluation:
@@ -339,7 +346,7 @@ class Prover:
                 states[value] = state
                 continue
             node = value.producer()
-            if node is None or not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Where", "Concat"):
+            if not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Where", "Concat"):
                 return None
             pending.extend(inputs_of(node))
         return tuple(outputs.values()), tuple(states.values())
@@ -525,14 +532,10 @@ class _Looks:
             point = self.prover._point(length, number, self.most, self.meetings, apart)
             self.elements[length] = point.elements
             self.names |= point.names
-            for node, iterations in point.counts.items():
-                self.counts.setdefault(node, set()).add(iterations)
-            for value, ends in point.ends.items():
-                self.ends.setdefault(value, set()).add((length, *ends))
-            for value, firsts in point.firsts.items():
-                self.begun.setdefault(value, set()).add((length, firsts))
-            for value, single in point.lasting.items():
-                self.lasting.setdefault(value, set()).add((length, frozenset([single])))
+            _enter(self.counts, point.counts, lambda iterations: iterations)
+            _enter(self.ends, point.ends, lambda ends: (length, *ends))
+            _enter(self.begun, point.firsts, lambda firsts: (length, firsts))
+            _enter(self.lasting, point.lasting, lambda number: (length, frozenset([number])))
             sizes = _sizes_at(match.found, match.sizes, point, own)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
                 return Verdict.FAILS
@@ -543,6 +546,12 @@ class _Looks:
             return Verdict.UNKNOWN
         except FailedError:
             return Verdict.FAILS
+
+
+def _enter(known: dict[K, set[N]], found: Mapping[K, T], note: Callable[[T], N]) -> None:
+    """Enter what was found at a point: of each key a note of it."""
+    for key, item in found.items():
+        known.setdefault(key, set()).add(note(item))
 
 
 def _without_length(seen: Collection[tuple[int, frozenset[int]]]) -> set[int] | None:
@@ -578,7 +587,7 @@ def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcom
 
 def _outcome(found: Found, point: Evaluation, sizes: Sizes) -> Outcome | None:
     tokens = tokens_of(found, point, sizes)
-    return None if tokens is None else recurrence(tokens)
+    return if_known(recurrence, tokens)
 
 
 def _is_tensor(value: ir.Value, point: Evaluation) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -29,11 +30,14 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     is_op,
     is_weight,
+    makers_of,
+    operands,
     outputs_of,
     reached,
     readers_of,
     values_read,
 )
+from fa_compiler.passes.layout.contraction import is_outer_product
 from fa_compiler.passes.linear.operators import RULES, holds, is_followed
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.linear import PRODUCTS
@@ -94,16 +98,24 @@ def _region(
 ) -> Region | None:
     """The region of exits that need these nodes; None where it is too large."""
     made = outputs_of(reached(needed, lambda node: _deep_readers(node, depths)))
-    group = [value for value in made if depths.get(value, 0) and _is_exit(value, depths)]
+    group = [value for value in made if value in depths and _is_exit(value, depths)]
     nodes = _cone(group, depths, graph, info)
     if len(nodes) > MOST_NODES:
         return None
     ordered = sorted(nodes, key=order.__getitem__)
     on_the_way = set(needed)
-    deep = [node for node in ordered if node in on_the_way]
-    read = dict.fromkeys(value for node in deep for value in values_read(node) if not depths.get(value, 0))
-    outer = [value for value in read if info.dtype(value) in FLOATS and _is_outer(value, graph)]
+    deep = (node for node in ordered if node in on_the_way)
+    read = dict.fromkeys(chain.from_iterable(map(values_read, deep)))
+    outer = [value for value in read if value not in depths and _is_float(value, info) and _is_outer(value, graph)]
     return Region(ordered, group, depths, outer)
+
+
+def _is_float(value: ir.Value, info: ShapeInfo) -> bool:
+    return info.dtype(value) in FLOATS
+
+
+def _may_be_float(value: ir.Value, info: ShapeInfo) -> bool:
+    return info.dtype(value) in (*FLOATS, None)
 
 
 def _is_outer(value: ir.Value, graph: ir.Graph) -> bool:
@@ -113,21 +125,22 @@ def _is_outer(value: ir.Value, graph: ir.Graph) -> bool:
 
 
 def _enter_depths(node: ir.Node, info: ShapeInfo, depths: dict[ir.Value, int]) -> None:
-    """The depths of what a node gives, but for those of 0."""
+    """Enter the depths of what a node gives, but for those of 0."""
     if node.domain not in STANDARD:
         return
-    if node.op_type in LOOPS:
-        for output in node.outputs:
-            if info.dtype(output) in (*FLOATS, None):
-                depths[output] = DEEP
-        return
-    if not _is_algebraic(node, info, depths):
-        return
-    depth = max((depths.get(value, 0) for value in inputs_of(node)), default=0)
-    if _multiplies(node, info) and not (is_op(node, "Mul") and any(map(_is_fixed, node.inputs))):
-        depth += 1
+    depth = _depth(node, info, depths)
     if depth:
-        depths.update((output, depth) for output in node.outputs if info.dtype(output) in (*FLOATS, None))
+        depths.update((output, depth) for output in node.outputs if _may_be_float(output, info))
+
+
+def _depth(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> int:
+    """The depth of what a node gives, where these are floats."""
+    if node.op_type in LOOPS:
+        return DEEP
+    if not _is_algebraic(node, info, depths):
+        return 0
+    depth = max((depths.get(value, 0) for value in inputs_of(node)), default=0)
+    return depth + _multiplies(node, info)
 
 
 def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
@@ -144,21 +157,17 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
 
 def _is_layer(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
     """Is a product one with weights? A larger constant beside a product may be a first state, and so may zeros."""
-    for value in node.inputs:
-        if _holds_weights(value) and not _is_zero(value):
-            is_matrix = len(info.shape(value) or ()) <= MATRIX
-            if is_matrix or not any(depths.get(each, 0) for each in inputs_of(node)):
-                return True
-    return False
+    weights = [value for value in operands(node) if _holds_weights(value) and not _is_zero(value)]
+    has_matrix = any(len(info.sizes(value)) <= MATRIX for value in weights)
+    return has_matrix or (bool(weights) and depths.keys().isdisjoint(node.inputs))
 
 
-def _holds_weights(value: ir.Value | None) -> bool:
+def _holds_weights(value: ir.Value) -> bool:
     """Is a value a tensor of weights, moved or not?"""
-    chain = reached([value], lambda each: _moved_from(each), limit=8)
-    return any(each is not None and is_weight(each) for each in chain)
+    return any(map(is_weight, reached([value], _moved_from, limit=8)))
 
 
-def _is_zero(value: ir.Value | None) -> bool:
+def _is_zero(value: ir.Value) -> bool:
     """Is a value a first state of zeros? Weights, which have no batch and heads, are not read."""
     tensor = constant_tensor(value)
     if tensor is None or len(tensor.shape) < STATE:
@@ -167,45 +176,44 @@ def _is_zero(value: ir.Value | None) -> bool:
     return array is not None and not array.any()
 
 
-def _is_fixed(value: ir.Value | None) -> bool:
+def _is_fixed(value: ir.Value) -> bool:
     """Are the numbers of a value the same in every run, as far as they are looked for?"""
-    chain = list(reached([value], lambda each: _made_from(each), limit=16))
-    ends = [each for each in chain if each is not None and not _made_from(each)]
-    return len(chain) < 16 and bool(ends) and all(map(is_weight, ends))
+    on_the_way = list(reached([value], _made_from, limit=16))
+    ends = [each for each in on_the_way if not _made_from(each)]
+    return len(on_the_way) < 16 and all(map(is_weight, ends))
 
 
-def _made_from(value: ir.Value | None) -> list[ir.Value | None]:
-    node = None if value is None or is_weight(value) else value.producer()
+def _made_from(value: ir.Value) -> Sequence[ir.Value]:
+    node = None if is_weight(value) else value.producer()
     if is_op(node, *LAYOUT_OPS, *REPEATS, "Cast", "Exp", "Neg"):
-        return [node.inputs[0]]
-    return list(node.inputs) if is_op(node, *FOUR_OPERATIONS) else []
+        return operands(node)[:1]
+    return operands(node) if is_op(node, *FOUR_OPERATIONS) else ()
 
 
-def _moved_from(value: ir.Value | None) -> list[ir.Value | None]:
-    node = None if value is None else value.producer()
-    return [node.inputs[0]] if is_op(node, *LAYOUT_OPS, "Cast") else []
+def _moved_from(value: ir.Value) -> Sequence[ir.Value]:
+    node = value.producer()
+    return operands(node)[:1] if is_op(node, *LAYOUT_OPS, "Cast") else ()
 
 
 def _multiplies(node: ir.Node, info: ShapeInfo) -> bool:
-    """Is a node a sum of products, a running sum, or an outer product, which is larger than both operands?"""
+    """Is a node a sum of products, a running sum, or an outer product without a fixed operand?"""
     if is_op(node, *SUMMING):
-        return info.dtype(node.outputs[0]) in FLOATS
-    if not is_op(node, "Mul"):
-        return False
-    shapes = [info.shape(value) for value in (*node.inputs, *node.outputs)]
-    counts = [None if shape is None else sum(size.const != 1 for size in shape) for shape in shapes]
-    return None not in counts and all(count < counts[2] for count in counts[:2])  # type: ignore[operator]
+        return _is_float(node.outputs[0], info)
+    return is_outer_product(node, info) and not any(map(_is_fixed, operands(node)))
 
 
 def _is_exit(value: ir.Value, depths: Mapping[ir.Value, int]) -> bool:
-    if value.is_graph_output():
-        return True
-    return any(not _stays_deep(reader, depths) for reader, _ in value.uses())
+    return value.is_graph_output() or not all(_stays_deep(reader, depths) for reader, _ in value.uses())
 
 
 def _stays_deep(node: ir.Node, depths: Mapping[ir.Value, int]) -> bool:
     """Is a reader followed? One that reads only the shape is none that matters."""
-    return is_op(node, "Shape") or any(depths.get(output, 0) for output in node.outputs)
+    return is_op(node, "Shape") or _is_deep(node, depths)
+
+
+def _is_deep(node: ir.Node, depths: Mapping[ir.Value, int]) -> bool:
+    """Does a node give a value of depth 1 or more?"""
+    return not depths.keys().isdisjoint(node.outputs)
 
 
 def _groups(exits: Sequence[ir.Value], depths: Mapping[ir.Value, int]) -> list[list[ir.Node]]:
@@ -231,26 +239,25 @@ def _groups(exits: Sequence[ir.Value], depths: Mapping[ir.Value, int]) -> list[l
 
 
 def _deep_sources(node: ir.Node | None, depths: Mapping[ir.Value, int]) -> list[ir.Node | None]:
-    return [] if node is None else [value.producer() for value in values_read(node) if depths.get(value, 0)]
+    return [] if node is None else [value.producer() for value in values_read(node) if value in depths]
 
 
 def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node]:
-    deep = [value for value in node.outputs if depths.get(value, 0)]
-    return [reader for reader in readers_of(deep) if any(depths.get(output, 0) for output in reader.outputs)]
+    deep = (value for value in node.outputs if value in depths)
+    return [reader for reader in readers_of(deep) if _is_deep(reader, depths)]
 
 
 def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo) -> set[ir.Node]:
     """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions."""
     nodes = set[ir.Node]()
-    pending = [maker for value in exits if (maker := value.producer()) is not None]
+    pending = makers_of(exits)
     while pending and len(nodes) <= MOST_NODES:
         node = pending.pop()
         if node in nodes or node.graph is not graph or not _is_evaluated(node, info, depths):
             continue
         nodes.add(node)
-        for value in values_read(node):
-            if (maker := value.producer()) is not None and (depths.get(value, 0) or not is_op(node, "Shape")):
-                pending.append(maker)
+        read = values_read(node)
+        pending += makers_of(depths.keys() & read if is_op(node, "Shape") else read)
     return nodes
 
 

@@ -27,6 +27,8 @@ from itertools import product
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
+from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
 from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows_of
 from fa_compiler.passes.linear.corrections import Correction, Fit, Token
@@ -90,14 +92,14 @@ class Found:
 def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
     """The numbers of the operands; None where one does not fit the sizes."""
     query, key, value = (_repeated(read(each, point, sizes), sizes) for each in (found.query, found.key, found.value))
-    state = None if found.state is None else read_state(found.state, point, sizes)
+    state = if_known(lambda given: read_state(given, point, sizes), found.state)
     decay, factor = (
-        None if each is None else _along(read(each, point, sizes), sizes) for each in (found.decay, found.factor)
+        if_known(lambda given: _along(read(given, point, sizes), sizes), each) for each in (found.decay, found.factor)
     )
-    given = (found.state is not None, found.decay is not None, found.factor is not None)
     if query is None or key is None or value is None:
         return None
-    if any(wanted and each is None for wanted, each in zip(given, (state, decay, factor), strict=True)):
+    given = without_none((found.state, found.decay, found.factor))
+    if len(without_none((state, decay, factor))) < len(given):
         return None
     if found.reset is not None:
         kept = read_reset(found.reset, point, sizes)
@@ -139,9 +141,9 @@ def read_state(state: State, point: Evaluation, sizes: Sizes) -> np.ndarray | No
 
 def _repeated(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
     """The heads repeated to those of the value, consecutive ones from one."""
-    return (
-        array if array is None or array.shape[2] == sizes.heads else np.repeat(array, sizes.heads // array.shape[2], 2)
-    )
+    if array is None or array.shape[2] == sizes.heads:
+        return array
+    return np.repeat(array, sizes.heads // array.shape[2], 2)
 
 
 def _along(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
@@ -199,7 +201,7 @@ class Search:
     def _hypotheses(self, output: ir.Value, named: Mapping[int, Sequence[str]]) -> Iterator[tuple[Operand, Sizes]]:
         """What the dimensions of an output can be."""
         tensor = self.point.tensor(output)
-        if tensor.numbers() is None or tensor.exact is not None:
+        if not tensor.is_varied:
             return
         shape = tensor.shape
         for names in named.get(len(shape), ()):
@@ -234,7 +236,7 @@ class Search:
         near = [value for value, steps in self.values.items() if steps <= furthest]
         for value, count in product(near, heads):
             tensor = self.point.tensor(value)
-            if tensor.numbers() is None or tensor.exact is not None:
+            if not tensor.is_varied:
                 continue
             wide = {"d": sizes.key, "e": sizes.value}[letters[-1]]
             own = {"b": sizes.batch, "t": sizes.tokens, "h": count, letters[-1]: wide}
@@ -302,7 +304,7 @@ class Search:
         found = dict[bytes, tuple[State | None, np.ndarray | None]]()
         for value in self.values:
             tensor = self.point.tensor(value)
-            if tensor.numbers() is None or tensor.exact is not None:
+            if not tensor.is_varied:
                 continue
             for order in orders(tensor.shape, own):
                 state = State(value, order)
@@ -497,8 +499,7 @@ class _Choices:
         """A token of a few heads, with the state before it, the powers of all decays, and rows that may read it."""
         after = before
         if power is not None:
-            factor = _few(power[:, place])
-            after = times(before, factor if factor.ndim == before.ndim else factor[..., None])
+            after = _times_decay(before, _few(power[:, place]))
         first = self.seconds if place else self.firsts
         rows = np.stack([_few(array[:, place]) for array in reads])
         return Token(first.goal, first.keys, first.values, rows, before, after)
@@ -606,8 +607,12 @@ def _decayed(state: np.ndarray, power: np.ndarray | None) -> np.ndarray:
     """The first state after the decay of the first token."""
     if power is None:
         return state
-    first = power[:, 0]
-    return times(state, first if first.ndim == state.ndim else first[..., None])
+    return _times_decay(state, power[:, 0])
+
+
+def _times_decay(state: np.ndarray, decay: np.ndarray) -> np.ndarray:
+    """A state times a decay of each head, or of each key dimension."""
+    return times(state, decay if decay.ndim == state.ndim else decay[..., None])
 
 
 _NAMES = {

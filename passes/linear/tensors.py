@@ -58,6 +58,16 @@ class Tensor:
         """Are the elements integers or truth values that are the same in every run?"""
         return self.exact is not None and self.exact.dtype.kind in "biu"
 
+    @property
+    def is_varied(self) -> bool:
+        """Are the elements numbers that differ from run to run?"""
+        return self.exact is None and self.numbers() is not None
+
+    @property
+    def integers(self) -> np.ndarray | None:
+        """The elements, if they are integers that are the same in every run; truth values are none."""
+        return self.exact if self.exact is not None and self.exact.dtype.kind in "iu" else None
+
     def numbers(self) -> np.ndarray | None:
         """The elements modulo PRIME."""
         if self.field is None and self.exact is not None:

@@ -26,6 +26,7 @@ from functools import cache, cached_property
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import STANDARD, constant, is_op, subgraphs, without_none
 from fa_compiler.passes.linear.columns import Column, at_once, exact_results, of_lengths, of_sizes
 from fa_compiler.passes.linear.field import hashed
@@ -177,7 +178,7 @@ class _Numbers:
         """The results of a node; None where they are not known, or fail at a length."""
         if is_op(node, "Shape", "Size") and (columns := of_sizes(node, self.walk.info, self.sizes)) is not None:
             return columns
-        operands = [None if value is None else self._known(value) for value in node.inputs]
+        operands = [if_known(self._known, value) for value in node.inputs]
         if len(without_none(operands)) < len(without_none(node.inputs)):
             return None
         try:
@@ -206,7 +207,7 @@ class _Numbers:
         """What is known of a value."""
         if value not in self.known:
             array = None if value in self.walk.unknown else constant(value)
-            self.known[value] = None if array is None else Column(array)
+            self.known[value] = if_known(Column, array)
         return self.known[value]
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import input_of, is_op
+from fa_compiler.passes.ir.nodes import input_of, is_op, without_none
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask_terms import aligned
@@ -42,12 +42,11 @@ def _bias_and_mask(term: Term, values: TermValues) -> tuple[Term, ...]:
         return ()
     joined = _before_moves(term, values.viewer)
     node = joined.value.producer()
-    if node is None or not is_op(node, "Add", "Where") or None in node.inputs:
+    if not is_op(node, "Add", "Where") or None in node.inputs:
         return ()
     operands = [
         replace(joined, value=operand, dims=values.viewer.alignment(operand, joined.dims, node))
-        for operand in node.inputs
-        if operand is not None
+        for operand in without_none(node.inputs)
     ]
     if is_op(node, "Where"):
         return _bias_and_selection(term.node, operands, values.viewer)

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import sole
+from fa_compiler.passes.ir.nodes import elsewhere, sole, without_absent
 from fa_compiler.passes.masks.magnitudes import HUGE, LOST_SHARE, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.rounding import reordering_decline
@@ -43,7 +43,7 @@ class LiveTerms:
 
     def without(self, indices: Collection[int]) -> tuple[Term, ...]:
         """The other terms."""
-        return tuple(term for index, term in enumerate(self.terms) if index not in indices)
+        return tuple(elsewhere(self.terms, indices))
 
     @property
     def not_selected(self) -> tuple[Term, ...]:
@@ -108,7 +108,7 @@ class LiveTerms:
     def added_masks(self) -> dict[int, float]:
         """The addends of {0, v}, each with its v before the softmax."""
         values = {index: self.values.mask_value(self.terms, index) for index in self.adds}
-        return {index: value for index, value in values.items() if value is not None}
+        return without_absent(values)
 
     @property
     def added_masks_are_infinite(self) -> bool:

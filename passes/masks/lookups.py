@@ -29,7 +29,7 @@ from fa_compiler.passes.algebra.formula import Affine, AtLeastZero, BooleanTenso
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, nodes_of_type
+from fa_compiler.passes.ir.nodes import all_ops, distinct_consumers, is_op, is_weight, nodes_of_type
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.positions import Positions
@@ -75,7 +75,7 @@ class Lookup:
 
 def doubtful_lookups(graph: ir.Graph, facts: Facts) -> list[Lookup]:
     """The doubtful lookups of a graph."""
-    caches = [value for value in graph.inputs if len(facts.info.shape(value) or ()) == 4]
+    caches = [value for value in graph.inputs if len(facts.info.sizes(value)) == 4]
     found: list[Lookup] = []
     for node in nodes_of_type(graph, "And") if caches else ():
         lookups = limited_attempt(node, partial(_lookups, node, facts, caches))
@@ -85,8 +85,8 @@ def doubtful_lookups(graph: ir.Graph, facts: Facts) -> list[Lookup]:
 
 def _lookups(node: ir.Node, facts: Facts, caches: Sequence[ir.Value]) -> list[Lookup]:
     """The lookups that a node joins with other conditions."""
-    shape, readers = facts.info.shape(node.outputs[0]), distinct_consumers(node.outputs[0])
-    if shape is None or len(shape) < 2 or (readers and all(is_op(reader, "And") for reader in readers)):
+    shape, readers = facts.info.sizes(node.outputs[0]), distinct_consumers(node.outputs[0])
+    if len(shape) < 2 or (readers and all_ops(readers, "And")):
         return []
     cache = _cache(shape, facts, caches)
     if cache is None:
@@ -135,4 +135,4 @@ def _is_window(condition: Formula, shape: Shape) -> bool:
 def _cache(shape: Shape, facts: Facts, caches: Sequence[ir.Value]) -> ir.Value | None:
     """The first input with as many rows as a mask has keys before those of its own rows."""
     before = shape[-1] - shape[-2]  # 2
-    return next((cache for cache in caches if (facts.info.shape(cache) or ())[2] == before), None)
+    return next((cache for cache in caches if facts.info.sizes(cache)[2] == before), None)

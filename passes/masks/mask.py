@@ -85,7 +85,7 @@ from fa_compiler.passes.answer.options import (
     Options,
 )
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, is_op, opset
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, instances, is_op, opset
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -697,7 +697,7 @@ class MaskPlanner:
     def _masks(self, terms: tuple[Term, ...]) -> list[MaskTerm]:
         """The terms that make the boolean mask: the selections where there are some, else the addends that are
         masks."""
-        selects = [term for term in terms if isinstance(term, Select)]
+        selects = instances(terms, Select)
         if selects:
             return [*selects]
         adds = [(index, term) for index, term in enumerate(terms) if isinstance(term, Add)]

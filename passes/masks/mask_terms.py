@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement, Axes
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, flat_axes
 from fa_compiler.passes.answer.decline import Decline, if_possible
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import inputs_of, is_op
+from fa_compiler.passes.ir.nodes import inputs_of, is_op, without_none
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.score_ops import (
     Add,
@@ -37,7 +37,7 @@ def _masked_by_addend(term: Add[AlignedTensor], viewer: Viewer) -> ExcludedPosit
     if is_op(node, "Where") and term.operand.never_enlarges:
         assert node is not None
         condition, *branches = node.inputs
-        scalars = [viewer.info.scalar(branch) for branch in branches if branch is not None]
+        scalars = [viewer.info.scalar(branch) for branch in without_none(branches)]
         if condition is not None and None not in scalars and scalars.count(0.0) == 1:
             inner = aligned(AlignedTensor(condition, viewer.alignment(condition, view.base_dims, node)), viewer, node)
             return ExcludedPositions(_composed(view, inner), when=scalars[0] != 0.0)
@@ -76,7 +76,7 @@ def _summands(view: View, viewer: Viewer) -> tuple[View, ...]:
     """Views of the two tensors whose sum is the base of a view, if one of them is repeated: a relative position bias
     plus the mask of shifted windows, which is the same for each image. Empty for other bases."""
     adder = view.base.producer()
-    if adder is None or not is_op(adder, "Add"):
+    if not is_op(adder, "Add"):
         return ()
     operands = inputs_of(adder)
     views = if_possible(lambda: tuple(viewer.broadcast_view(operand, view.base_dims, adder) for operand in operands))
@@ -135,13 +135,13 @@ def _expanded_view(placed: AlignedTensor, viewer: Viewer, node: ir.Node) -> View
 
 def _repeats(view: View, viewer: Viewer) -> bool:
     """Does a view have axes that its base lacks?"""
-    own = {axis for dim in viewer.space.resolve_all(view.base_dims) for axis in dim}
-    return any(axis not in own for dim in viewer.space.resolve_all(view.dims) for axis in dim)
+    own, axes = (flat_axes(viewer.space.resolve_all(dims)) for dims in (view.base_dims, view.dims))
+    return not set(own).issuperset(axes)
 
 
 def _resized(view: View, value: ir.Value, viewer: Viewer) -> bool:
     """Has the value other sizes than the dimensions of its view, in a run in which it has no elements?"""
-    shape = viewer.info.shape(value) or ()
+    shape = viewer.info.sizes(value)
     return any(viewer.space.size(dim) != size for dim, size in zip(view.dims, shape, strict=True))
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
-from fa_compiler.passes.algebra.axes import AxisSpace
+from fa_compiler.passes.algebra.axes import AxisSpace, flat_axes
 from fa_compiler.passes.answer.decline import Decline, if_possible, label, reworded
 from fa_compiler.passes.answer.options import ASSUMPTIONS, BINARY_MASKS, MASKS_DOMINATE, NO_EMPTY_ROWS, SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
@@ -32,7 +32,7 @@ from fa_compiler.passes.masks.mask import MaskPlan, MaskPlanner
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.narrow import is_constant_along
 from fa_compiler.passes.masks.row_guard import RowGuard
-from fa_compiler.passes.masks.score_ops import Add, BiasOp, Select, Term
+from fa_compiler.passes.masks.score_ops import Add, BiasOp, Select, Term, tensors_of
 from fa_compiler.passes.masks.structure import ONE_NAME, Grid, NoStructure, Structure
 
 CONDITIONS = {
@@ -123,7 +123,7 @@ def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard
 def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed | None:
     """Case 2 for a mask of one row whose numbers are unknown, beside a bias of all rows and keys; None elsewhere."""
     grid, space = planner.grid, planner.viewer.space
-    views = [step.operand.view for step in plan.bias if isinstance(step, Add | Select)]
+    views = [operand.view for operand in tensors_of(plan.bias)]
     if not any(is_dense(view, grid, space) for view in views):
         return None
     for words in _words_to_try(planner, terms, guard):
@@ -169,7 +169,7 @@ def is_dense(view: View, grid: Grid, space: AxisSpace) -> bool:
     """Does a mask run along both rows and keys? A single row is read as it is."""
     if space.size(grid.q_seq) == 1:
         return False
-    own = {axis for dim in view.base_dims for axis in space.resolve(dim)}
+    own = {*flat_axes(space.resolve_all(view.base_dims))}
     return all(own.intersection(space.resolve(axes)) for axes in (grid.q_seq, grid.kv_seq))
 
 

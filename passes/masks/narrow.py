@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant, is_op
+from fa_compiler.passes.ir.nodes import certain, constant, is_op
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.cuts import slice_bounds
 from fa_compiler.passes.ops.elementwise import POINTWISE
@@ -89,7 +89,7 @@ def _operands_along(node: ir.Node, axis: int, shape: Shape, info: ShapeInfo) -> 
 def _can_be_narrowed(move: Move, axis: int, info: ShapeInfo) -> bool:
     """Can the move be made of a narrowed source? An Expand needs a target of known length, unless the source has the
     other sizes; a Slice may not cut the dimension and others at once."""
-    shape = info.shape(move.result) or ()
+    shape = info.sizes(move.result)
     if isinstance(move, Stretched):
         own, target = info.shape(move.source), move.node.inputs[1]
         written = info.shape(target)
@@ -162,8 +162,7 @@ def _expanded_elsewhere(expand: ir.Node, axis: int, builder: Builder) -> ir.Valu
     """What an Expand expands, whose size along `axis` is 1, expanded along all other dimensions only."""
     source, target = expand.inputs
     assert source is not None and target is not None
-    own, shape = builder.info.shape(source), builder.info.shape(expand.outputs[0])
-    assert own is not None and shape is not None
+    own, shape = certain(builder.info.shape(source)), certain(builder.info.shape(expand.outputs[0]))
     if _has_sizes(own, shape, axis):
         return source
     one = np.arange(len(shape)) == axis

@@ -36,6 +36,7 @@ of the positions of two tokens of a sequence compares their order. Positions tha
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -43,9 +44,21 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.cases import as_integer
+from fa_compiler.passes.algebra.formula import Affine
 from fa_compiler.passes.answer.options import UNBROKEN
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, places_of, source_through
+from fa_compiler.passes.ir.nodes import (
+    ABSENT,
+    constant,
+    elsewhere,
+    has_row,
+    int_attr,
+    is_op,
+    number_of,
+    operand_at,
+    places_of,
+    source_through,
+)
 from fa_compiler.passes.ops.elementwise import ORDERINGS
 from fa_compiler.passes.ops.parts import concat_of
 from fa_compiler.passes.values.facts import Facts
@@ -100,14 +113,8 @@ class ContiguousLabels:
         node = value.producer()
         if node is None or value is not node.outputs[0]:
             return False
-        if is_op(node, "CumSum") or is_op(node, "ReduceSum"):
-            return self._counts_monotonely(node, axis)
-        if is_op(node, "Cast"):
-            return self._is_cast_of_runs(node, axis, depth)
-        positions = Positions(self.info, shape)
-        if is_op(node, "Add", "Sub"):
-            return self._is_shifted_runs(node, axis, positions, depth)
-        return self._is_moved_runs(node, axis, positions, depth)
+        rule = _RUNS[node.op_type] if has_row(node, _RUNS) else ContiguousLabels._is_moved_runs
+        return rule(self, node, axis, depth)
 
     def position_source(self, labels: ir.Value, axis: int) -> ir.Value | None:
         """The positions x of `counted` labels, as in the grammar above; None for other labels."""
@@ -115,7 +122,8 @@ class ContiguousLabels:
         if counted is None or self.info.shape(labels) is None:
             return None
         difference, count = counted.nodes[0], counted.nodes[-1]
-        if not self._counts_monotonely(count, axis) or int_attr(count, "exclusive", 0) or int_attr(count, "reverse", 0):
+        counts_from_here = int_attr(count, "exclusive", 0) or int_attr(count, "reverse", 0)
+        if counts_from_here or not self._is_running_count(count, axis):
             return None
         return self._stepped(difference, axis)
 
@@ -143,63 +151,67 @@ class ContiguousLabels:
                 return numbers
         return None
 
-    def _counts_monotonely(self, node: ir.Node, axis: int) -> bool:
-        """Is a CumSum or ReduceSum one of the grammar, which never falls, or never rises, along the axis?"""
-        source = node.inputs[0]
-        shape = self.info.shape(source)
-        if source is None or shape is None:
+    def _is_running_count(self, node: ir.Node, axis: int, depth: int = 0) -> bool:
+        """Does a CumSum count along the axis, so that it never falls, or never rises?"""
+        source, along = operand_at(node, 0), number_of(operand_at(node, 1))
+        rank = len(self.info.sizes(source))
+        if along is None or not rank or int(along) % rank != axis:
             return False
-        if is_op(node, "CumSum"):
-            along = constant(input_of(node, 1), limit=1)
-            same = along is not None and along.size == 1 and int(along.reshape(-1)[0]) % len(shape) == axis
-            return same and (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
-        summed = set(places_of(node, len(shape)) or ())
+        return (self.facts.sets.of(source) or {-1.0}) <= {0.0, 1.0}
+
+    def _is_count_of_orderings(self, node: ir.Node, axis: int, depth: int = 0) -> bool:
+        """Does a ReduceSum, not over the axis, count comparisons that change once along it?"""
+        source = operand_at(node, 0)
+        rank = len(self.info.sizes(source))
+        summed = set(places_of(node, rank) or ())
         if not summed:
             return False
-        keeps = len(self.info.shape(node.outputs[0]) or ()) == len(shape)
-        own = axis if keeps else [dimension for dimension in range(len(shape)) if dimension not in summed][axis]
+        keeps = len(self.info.sizes(node.outputs[0])) == rank
+        own = axis if keeps else elsewhere(range(rank), summed)[axis]
         return own not in summed and self._is_monotone(_uncast(source), own)
 
     def _is_cast_of_runs(self, node: ir.Node, axis: int, depth: int) -> bool:
         """Does a Cast make runs of a comparison, or of runs, which it does not make equal?"""
-        source = node.inputs[0]
+        source = operand_at(node, 0)
         dtype = self.info.dtype(source)
-        if source is None:
-            return False
         if dtype == ir.DataType.BOOL:
             return self._is_monotone(source, axis)
         widens = dtype in LABELS and self.info.dtype(node.outputs[0]) in (dtype, ir.DataType.INT64)
         counts = is_op(source.producer(), "CumSum", "ReduceSum")
         return (widens or counts) and self.holds(source, axis, depth + 1)
 
-    def _is_shifted_runs(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
+    def _positions_in(self, value: ir.Value) -> Positions:
+        """The positions in a tensor whose rank is known."""
+        return Positions(self.info, self.info.sizes(value))
+
+    def _is_shifted_runs(self, node: ir.Node, axis: int, depth: int) -> bool:
         """Is a sum or difference one of runs and something that is the same all along the axis?"""
+        positions = self._positions_in(node.outputs[0])
         operands = positions.operands(node, positions.identity_index)
         for (one, places), (_, beside) in (operands, operands[::-1]):
             if one is None or places is None or beside is None or any(place.steps[axis] for place in beside):
                 continue
-            along = [k for k, place in enumerate(places) if place.steps[axis]]
+            along = _running(places, axis)
             if len(along) == 1 and self.holds(one, along[0], depth + 1):
                 return True
         return False
 
-    def _is_moved_runs(self, node: ir.Node, axis: int, positions: Positions, depth: int) -> bool:
+    def _is_moved_runs(self, node: ir.Node, axis: int, depth: int) -> bool:
         """Are the results runs that a moving operator takes from their axis?"""
+        positions = self._positions_in(node.outputs[0])
         moved = positions.moved(node, positions.identity_index)
         if moved is None:
             return False
         source, places = moved
-        along = [k for k, place in enumerate(places) if place.steps[axis]]
+        along = _running(places, axis)
         alone = len(along) == 1 and sum(map(bool, places[along[0]].steps)) == 1
         return alone and self.holds(source, along[0], depth + 1)
 
-    def _is_monotone(self, value: ir.Value | None, axis: int) -> bool:
+    def _is_monotone(self, value: ir.Value, axis: int) -> bool:
         """Is the value a comparison that changes at most once along the axis, and everywhere in the same direction?"""
-        if value is None:
-            return False
         compared = source_through(value, "Not")
         node, shape = compared.producer(), self.info.shape(compared)
-        if node is None or shape is None or not is_op(node, *ORDERINGS):
+        if shape is None or not is_op(node, *ORDERINGS):
             return False
         positions = Positions(self.info, shape)
         operands = positions.operands(node, positions.identity_index)
@@ -210,12 +222,24 @@ class ContiguousLabels:
         return False
 
 
-def _uncast(value: ir.Value) -> ir.Value | None:
-    """The source of a Cast, such as truth values that are summed; None where the value is no Cast."""
+_RUNS: Mapping[str, Callable[[ContiguousLabels, ir.Node, int, int], bool]] = {
+    "CumSum": ContiguousLabels._is_running_count,
+    "ReduceSum": ContiguousLabels._is_count_of_orderings,
+    "Cast": ContiguousLabels._is_cast_of_runs,
+    **dict.fromkeys(("Add", "Sub"), ContiguousLabels._is_shifted_runs),
+}
+"""Whether an operator gives runs; the others may move them."""
+
+
+def _running(places: Sequence[Affine], axis: int) -> list[int]:
+    """The dimensions of an operand that run along an axis of the result."""
+    return [dimension for dimension, place in enumerate(places) if place.steps[axis]]
+
+
+def _uncast(value: ir.Value) -> ir.Value:
+    """The source of a Cast, such as truth values that are summed; ABSENT where the value is no Cast."""
     node = value.producer()
-    if node is None or not is_op(node, "Cast"):
-        return None
-    return node.inputs[0]
+    return operand_at(node, 0) if is_op(node, "Cast") else ABSENT
 
 
 def _in_runs(array: np.ndarray, axis: int) -> bool:

@@ -47,7 +47,7 @@ def _reshapes(node: ir.Node) -> Iterator[ir.Node]:
     """The Reshapes among the operators that only move the operands of a node."""
     for operand in node.inputs:
         maker = producer(operand)
-        while maker is not None and is_op(maker, *MOVES, "Cast"):
+        while is_op(maker, *MOVES, "Cast"):
             if is_op(maker, "Reshape"):
                 yield maker
             maker = producer(maker.inputs[0])

@@ -48,6 +48,7 @@ from fa_compiler.passes.ir.nodes import (
     inner_values,
     input_of,
     inputs_of,
+    instances,
     is_op,
     is_weight,
     text_attr,
@@ -257,7 +258,7 @@ class _Kinds:
 
 def _factors_behind(terms: tuple[Term, ...], term: Term) -> list[Scale]:
     """The factors after a term, which multiply the scores and their rounding errors."""
-    return [later for later in terms[terms.index(term) + 1 :] if isinstance(later, Scale)]
+    return instances(terms[terms.index(term) + 1 :], Scale)
 
 
 def _in_empty_rows(reason: str, term: Term) -> Decline:
@@ -333,7 +334,7 @@ class _Sizes:
     def _rest(self, value: ir.Value) -> int:
         """1 for 1 - x and -1 for x - 1, in integers or float32, moved or not; 0 for anything else."""
         node = element_source(value, "Cast").producer()
-        if node is None or not is_op(node, "Sub"):
+        if not is_op(node, "Sub"):
             return 0
         dtype = self.facts.info.dtype(node.outputs[0])
         ones = [self.facts.sets.only(operand) for operand in node.inputs]
@@ -345,7 +346,7 @@ class _Sizes:
         """Is a 16-bit value known to hold numbers that are too large for float16 before they are rounded?"""
         value = element_source(value)
         node, size = value.producer(), self.largest(value)
-        if is_op(node, "Cast", "Mul") and node is not None:
+        if is_op(node, "Cast", "Mul"):
             size = math.prod(self.largest(operand) for operand in inputs_of(node))
         return FLOAT16_MAX < size < math.inf
 
@@ -447,7 +448,7 @@ def is_whole(value: ir.Value | None, facts: Facts) -> bool:
                 return False
             continue
         node = current.producer()
-        if node is None or not is_op(node, *WHOLE):
+        if not is_op(node, *WHOLE):
             return False
         pending.extend(_combined(node))
     return True

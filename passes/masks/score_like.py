@@ -87,6 +87,6 @@ def holds_large(value: ir.Value, bounds: Bounds) -> bool:
             if not inner:
                 return True
             pending.extend(inner)
-        elif node is not None and is_op(node, *FOUR_OPERATIONS, "Where"):
+        elif is_op(node, *FOUR_OPERATIONS, "Where"):
             pending.extend(inputs_of(node))
     return False

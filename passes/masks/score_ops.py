@@ -13,6 +13,7 @@ the same way. "The result so far" below is the scores or the bias.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -100,6 +101,11 @@ Term = ScoreOp[AlignedTensor]
 MaskTerm = Add[AlignedTensor] | Select[AlignedTensor]
 """A term that may exclude keys."""
 BiasOp = ScoreOp[BiasOperand]
+
+
+def tensors_of(operations: Iterable[ScoreOp[Tensor]]) -> list[Tensor]:
+    """The tensors that operations add, or select by."""
+    return [step.operand for step in operations if isinstance(step, Add | Select)]
 
 
 @dataclass(frozen=True)

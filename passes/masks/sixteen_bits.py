@@ -56,7 +56,7 @@ def _unknown(value: ir.Value, node: ir.Node) -> Decline:
 def is_moved_unrounded(value: ir.Value, info: ShapeInfo) -> bool:
     """Is the value moved by a single operator between two operators that ONNX Runtime computes in float32?"""
     emitter = value.producer()
-    if emitter is None or not is_op(emitter, *MOVES):
+    if not is_op(emitter, *MOVES):
         return False
     maker = producer(emitter.inputs[0])
     if is_op(maker, *MOVED_AS_FLOAT32) and info.dtype(value) in SIXTEEN_BITS:

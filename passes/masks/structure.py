@@ -60,6 +60,7 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simp
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
+from fa_compiler.passes.ir.nodes import elsewhere, instances, without_none
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
@@ -177,9 +178,9 @@ def structure(
             return NoStructure(cause.reason, term.node, cause.hint)
         parts.extend(read)
         assumed.update(words)
-    packings = {part for part in parts if isinstance(part, Packing)}
-    padding = tuple(part for part in parts if isinstance(part, Padding))
-    band = _intersection([part for part in parts if isinstance(part, Band)])
+    packings = {*instances(parts, Packing)}
+    padding = tuple(instances(parts, Padding))
+    band = _intersection(instances(parts, Band))
     if packings:
         return _packed(packings, padding, band, reader.sizes, tuple(assumed))
     return _banded(padding, band, reader.sizes, tuple(assumed))
@@ -240,7 +241,7 @@ def _other_sizes_along(
     """The sizes, other than 1 and that of the scores, which biases have along the rows or the keys."""
     wanted = viewer.space.resolve(axes)
     for term in beside:
-        shape = viewer.info.shape(term.operand.value) or ()
+        shape = viewer.info.sizes(term.operand.value)
         for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
             if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
                 continue
@@ -328,7 +329,7 @@ class _TermReader:
         for dimension, size in zip((place.row, place.column), (self._rows, self.sizes[1]), strict=True):
             own = size if dimension is None else place.shape[dimension]
             atoms = [part.single_atom for part in (own, *own.broadcast_parts) if part != size]
-            known.update((atom, size) for atom in atoms if atom is not None)
+            known.update((atom, size) for atom in without_none(atoms))
         placed = replace(term.operand, never_enlarges=True)
         return replace(self, known={**self.known, **known}, always_known=known).read(replace(term, operand=placed))
 
@@ -359,7 +360,7 @@ class _TermReader:
         if formula is None:
             raise _Unstructured(f"where {name} masks is not known from positions, boolean inputs or a constant")
         conditions = conjuncts(formula)
-        comparisons = [condition for condition in conditions if isinstance(condition, ElementComparison)]
+        comparisons = instances(conditions, ElementComparison)
         labels = [comparison for comparison in comparisons if comparison.relation == "Equal"]
         ordered = [part for part in comparisons if any(self._is_order(part, same, positions, place) for same in labels)]
         result: list[_Part] = []
@@ -551,7 +552,7 @@ class _TermReader:
         """The axes along which a dimension of the labels other than that of the tokens runs; None where unknown."""
         if size.const == 1:
             return ()
-        others = [m for m in range(len(place.shape)) if m not in (place.row, place.column)]
+        others = elsewhere(range(len(place.shape)), (place.row, place.column))
         whole = (m for m in others if part.one[dimension] == Affine.index(m, len(place.shape)))
         return next((place.dims[m] for m in whole if size == place.shape[m]), None)
 

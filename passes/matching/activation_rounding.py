@@ -30,6 +30,7 @@ from typing import TypeGuard
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.ir.nodes import (
@@ -39,9 +40,11 @@ from fa_compiler.passes.ir.nodes import (
     input_of,
     inputs_of,
     is_op,
+    number_of,
     operand_at,
     reached,
     sole,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import any_contraction
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
@@ -95,7 +98,7 @@ def with_lost_scores(decline: Decline, value: ir.Value, facts: Facts) -> Decline
     if decline.hint != HINT:
         return decline
     starts = (rounding_ends(scores.producer()) for scores in reached([value], _scores_before, 64))
-    sentence = first(lost_scores(start, facts) for start in starts if start is not None)
+    sentence = first(lost_scores(start, facts) for start in without_none(starts))
     if sentence is None:
         return decline
     return Decline(decline.code, f"{decline.reason}; {sentence}", decline.culprit, decline.hint)
@@ -179,8 +182,8 @@ def _number(node: ir.Node, index: int) -> float | None:
     value = input_of(node, index)
     if value is None and index == 2:
         return 0.0
-    array = constant(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+    number = number_of(value)
+    return if_known(float, number)
 
 
 def _is_quantising(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:

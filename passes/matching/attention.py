@@ -38,7 +38,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline, reworded
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import FLOATS, is_op, operand_at
+from fa_compiler.passes.ir.nodes import FLOATS, certain, is_op, operand_at
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.row_guard import RowGuard
@@ -265,11 +265,10 @@ def _operands(paths: AttentionPaths, key_side: int, pv: Operands) -> tuple[tuple
     Computing 16-bit operands in float32 only leaves roundings out.
     """
     qk, after, info = paths.qk, paths.after, paths.viewer.info
-    query, key, value = qk.views[1 - key_side], qk.views[key_side], pv.views[1 - after.side]
-    assert query is not None and key is not None and value is not None
+    query, key, value = certain(qk.views[1 - key_side]), certain(qk.views[key_side]), certain(pv.views[1 - after.side])
     wanted = info.dtype(after.product.output)
     types = {info.dtype(view.base) for view in (query, key, value)}
-    if wanted is None or wanted not in FLOATS or not types <= set(FLOATS):
+    if wanted not in FLOATS or not types <= set(FLOATS):
         reason = "query, key and value are not float32, float16 or bfloat16"
         raise Decline(Code.DTYPE, reason, after.product.node)
     return (query, key, value), wanted if types == {wanted} else ir.DataType.FLOAT

@@ -42,7 +42,7 @@ from dataclasses import dataclass, replace
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op, operand_at
+from fa_compiler.passes.ir.nodes import any_op, is_op, operand_at
 from fa_compiler.passes.matching.row_max import finite_row_max
 from fa_compiler.passes.matching.row_reductions import (
     SHIFTED,
@@ -154,7 +154,7 @@ def _less_logarithm(x: ir.Value, start: ir.Value, log_base: float, info: ShapeIn
         if own is not None and own[0] == log.axes and again is not None:
             return OfLogarithm(own[1], own[0], (*own[2], *again, *log.nodes), False, False, log_base)
         if log.summed is x:
-            overflows = not any(is_op(node, "ReduceLogSumExp") for node in log.nodes)
+            overflows = not any_op(log.nodes, "ReduceLogSumExp")
             return OfLogarithm(x, log.axes, log.nodes, overflows, True, log_base)
     return None
 

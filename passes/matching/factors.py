@@ -49,7 +49,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import constant, inputs_of, is_op
+from fa_compiler.passes.ir.nodes import certain, constant, inputs_of, is_op
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 
@@ -161,8 +161,7 @@ def multiplied(
     value: ir.Value, dims: Arrangement, factors: tuple[Factor, ...], builder: Builder, emitter: LayoutEmitter
 ) -> ir.Value:
     """A value of this arrangement times the factors."""
-    dtype = builder.info.dtype(value)
-    assert dtype is not None
+    dtype = certain(builder.info.dtype(value))
     for factor in factors:
         other = _factor_tensor(factor, dims, dtype, builder, emitter)
         value = builder.div(value, other) if factor.divides else builder.mul(value, other)
@@ -177,8 +176,7 @@ def _factor_tensor(
         return builder.constant(np.array(factor.number, dtype=dtype.numpy()), "number")
     own = factor.view.base_dims
     owned = set(chain.from_iterable(own))
-    plan = plan_moves(own, tuple(dim if not owned.isdisjoint(dim) else () for dim in dims))
-    assert plan is not None
+    plan = certain(plan_moves(own, tuple(dim if not owned.isdisjoint(dim) else () for dim in dims)))
     other = emitter.apply(builder.cast(factor.view.base, dtype), own, plan)
     if not factor.unbounded:
         return other

@@ -61,6 +61,7 @@ from fa_compiler.passes.ir.nodes import (
     data_readers,
     first,
     holds_output,
+    instances,
     int_attr,
     is_op,
     nodes_of_type,
@@ -361,8 +362,8 @@ def product_guard(
 
 def only_mask(terms: tuple[Term, ...]) -> MaskTerm | None:
     """The mask that a guard is compared with: the only selection, or without selections the only addend; else None."""
-    selects: list[MaskTerm] = [term for term in terms if isinstance(term, Select)]
-    addends: list[MaskTerm] = [term for term in terms if isinstance(term, Add)]
+    selects: list[MaskTerm] = instances(terms, Select)
+    addends: list[MaskTerm] = instances(terms, Add)
     return sole(selects or addends)
 
 

@@ -31,7 +31,7 @@ from itertools import chain
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import holds_output, is_op, nodes_of_type, operand_at, others_of, sole
+from fa_compiler.passes.ir.nodes import all_ops, holds_output, is_op, nodes_of_type, operand_at, others_of, sole
 from fa_compiler.passes.layout.views import WIDENING, Viewer
 
 
@@ -69,7 +69,7 @@ class InfinityTests:
     def _take_widened(self, cast: ir.Node) -> None:
         """Case 1: take the tests of a value that is cast, and the cast, where nothing else reads it."""
         tests = _readers(cast.outputs[0])
-        if tests and all(is_op(reader, "IsInf") for reader in tests):
+        if tests and all_ops(tests, "IsInf"):
             self.nodes.append(cast)
             for test in tests:
                 self._take_never(test)

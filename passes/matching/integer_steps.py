@@ -29,7 +29,6 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import (
-    constant,
     data_readers,
     first,
     input_of,
@@ -37,6 +36,7 @@ from fa_compiler.passes.ir.nodes import (
     int_attr,
     is_op,
     nodes_of_type,
+    number_of,
     operand_at,
     outputs_of,
     producer,
@@ -196,7 +196,6 @@ def _step(node: ir.Node, info: ShapeInfo) -> Step | None:
 def _integers(value: ir.Value | None, node: ir.Node, place: int, info: ShapeInfo) -> Integers | None:
     """The tensor whose scale and zero point are the inputs from `place` on; None where they are not one number each."""
     scale, point = operand_at(node, place), operand_at(node, place + 1)
-    numbers = [constant(number, limit=1) for number in (scale, point)]
-    if value is None or any(number is None or number.size != 1 for number in numbers):
+    if value is None or None in map(number_of, (scale, point)):
         return None
     return Integers(value, scale, point) if info.dtype(scale) == ir.DataType.FLOAT else None

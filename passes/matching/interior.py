@@ -13,6 +13,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
+    any_op,
     distinct_consumers,
     each_consumer,
     holds_output,
@@ -123,7 +124,7 @@ def feeds_backward(anchor: SoftmaxAnchor) -> bool:
         return True
     on_the_way = (output for output in outputs_of(anchor.nodes) if output is not anchor.output)
     inner = [reader for reader in readers_of(on_the_way) if reader not in anchor.nodes]
-    multiplied = any(is_op(reader, "Mul", "Neg") for reader in (*readers, *inner))
+    multiplied = any_op((*readers, *inner), "Mul", "Neg")
     return multiplied and any(
         is_op(reader, *LAYOUT_OPS, *REPEATS) or reader.op_type in MULTIPLYING for reader in readers
     )

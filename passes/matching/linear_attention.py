@@ -29,7 +29,7 @@ products whose queries and keys come from the same layers have one block, for an
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
@@ -40,18 +40,22 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     STANDARD,
+    any_op,
     distinct_consumers,
     inputs_of,
     is_op,
+    makers_of,
     nodes_of_type,
     operand_at,
     operands,
+    others_of,
     outputs_of,
     reached,
     readers_of,
     text_attr,
+    without_none,
 )
-from fa_compiler.passes.layout.contraction import Contraction, any_contraction
+from fa_compiler.passes.layout.contraction import Contraction, any_contraction, is_outer_product
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.layers import BETWEEN
 from fa_compiler.passes.matching.weights import holds_weights, is_matrix
@@ -120,8 +124,8 @@ class _Search:
     def _products_of(self, node: ir.Node) -> list[Contraction]:
         """The product that a node is, summed over one label; also of two operands of an Einsum whose third one only
         scales the result, as 1 / (Q z)."""
-        products = [any_contraction(node, self.viewer.info), *_scaled_einsums(node)]
-        return [product for product in products if product is not None and self._is_of_tensors(product)]
+        products = without_none([any_contraction(node, self.viewer.info), *_scaled_einsums(node)])
+        return [product for product in products if self._is_of_tensors(product)]
 
     def _is_of_tensors(self, product: Contraction) -> bool:
         """Is a product summed over one label, and none of its operands weights?"""
@@ -152,7 +156,7 @@ class _Search:
             free = [label for label in state.labels[state.operands.index(key)] if label in state.out]
             if not any(self._size(state, label) == features for label in free):
                 continue
-            if (layers := self._layers(key)) and not self._is_probable(value):
+            if (layers := self._layers(key)) and not self._has_probabilities(_upward([value], FEATURES)):
                 return layers
         return set()
 
@@ -179,7 +183,7 @@ class _Search:
     def recurrences(self, graph: ir.Graph) -> Iterator[LinearAttention]:
         """Case 4."""
         for output in graph.outputs:
-            rank = len(self.viewer.info.shape(output) or ())
+            rank = len(self.viewer.info.sizes(output))
             add = _source(output, ("Identity", "Cast")).producer()
             if rank < 3 or not is_op(add, "Add") or add.graph is not graph:
                 continue
@@ -193,8 +197,8 @@ class _Search:
     def _is_state(self, value: ir.Value, output: ir.Value, graph: ir.Graph) -> bool:
         """Case 4: is a value made of an input of the graph that is as large as an output?"""
         decayed = _upward([value], (*LAYOUT_OPS, "Cast", "Mul", "Where", "Add"))
-        inputs = [value for value in decayed if value in graph.inputs and value.const_value is None]
-        return self.viewer.info.shape(output) in {self.viewer.info.shape(value) for value in inputs}
+        inputs = (value for value in decayed if value in graph.inputs and value.const_value is None)
+        return self.viewer.info.shape(output) in map(self.viewer.info.shape, inputs)
 
     def _is_read(self, state: ir.Value) -> bool:
         """Does a product of two tensors read it, or a sum of its products with another one?"""
@@ -208,19 +212,13 @@ class _Search:
         """Case 8: does a product read what a state was before this update or an earlier one, or its sum with a part of
         an update?"""
         parts = set(_upward([update], (*LAYOUT_OPS, "Cast", "Mul")))
-        if not any(self._is_outer(value.producer()) for value in parts):
+        if not any(map(self._is_outer, makers_of(parts))):
             return False
         chain = list(_upward([state], (*LAYOUT_OPS, "Cast", "Mul", "Add")))
         shape, parts = self.viewer.info.shape(state), parts.union(chain)
-        for value in (each for each in chain if self.viewer.info.shape(each) == shape):
-            for node in nodes_of_type(distinct_consumers(value), "Add"):
-                others = (each for each in inputs_of(node) if each is not value)
-                has_part = not parts.isdisjoint(_upward([*others], (*LAYOUT_OPS, "Cast", "Mul")))
-                if has_part and node.outputs[0] not in parts and self._is_read(node.outputs[0]):
-                    return True
-            if self._is_read(value):
-                return True
-        return False
+        earlier = [value for value in chain if self.viewer.info.shape(value) == shape]
+        sums = [total for value in earlier for total in _sums_with(value, parts)]
+        return any(map(self._is_read, (*earlier, *sums)))
 
     def _is_outer(self, node: ir.Node | None) -> bool:
         """Is a node the product of a column and a row?"""
@@ -228,51 +226,47 @@ class _Search:
         if product is not None:
             sizes = [self._size(product, label) for label in product.summed]
             return not self._is_layer(product) and all(size is not None and size.const == 1 for size in sizes)
-        if not is_op(node, "Mul"):
-            return False
-        shapes = [self.viewer.info.shape(value) for value in (*node.inputs, *node.outputs)]
-        counts = [None if shape is None else sum(size.const != 1 for size in shape) for shape in shapes]
-        return None not in counts and all(count < counts[2] for count in counts[:2])  # type: ignore[operator]
+        return is_outer_product(node, self.viewer.info)
 
     def _multiplies(self, node: ir.Node) -> bool:
         """Is a node a product of two tensors, or the first half of one, whose sum follows?"""
         if is_op(node, "Mul") and node.inputs[0] is not node.inputs[1]:
-            return any(is_op(reader, "ReduceSum") for reader in distinct_consumers(node.outputs[0]))
+            return any_op(distinct_consumers(node.outputs[0]), "ReduceSum")
         product = any_contraction(node, self.viewer.info)
         return product is not None and not self._is_layer(product)
 
     def _product_in(self, value: ir.Value, through: Sequence[str]) -> Contraction | None:
         """The product of two tensors that a value is made of by these operators, without probabilities."""
         values = list(_upward([value], through))
-        if any(made in self.probabilities for made in values):
+        if self._has_probabilities(values):
             return None
-        products = (any_contraction(made.producer(), self.viewer.info) for made in values)
-        return next((product for product in products if product is not None and self._is_of_tensors(product)), None)
+        products = without_none(any_contraction(made.producer(), self.viewer.info) for made in values)
+        return next(filter(self._is_of_tensors, products), None)
 
     def _layers(self, value: ir.Value) -> set[ir.Node]:
         """The layers that make queries or keys; empty where a product of two tensors or a softmax has a part in it."""
-        layers = set[ir.Node]()
-        for made in _upward([value], FEATURES):
-            node = made.producer()
-            if made in self.probabilities:
-                return set()
-            if is_op(node, "Conv"):
-                layers.add(node)
-            elif is_op(node, *PRODUCTS):
-                if any(is_matrix(operand, self.viewer) for operand in operands(node)[:2]):
-                    layers.add(node)
-                elif not any(holds_weights(operand, self.viewer) for operand in operands(node)):
-                    return set()
-        return layers
+        values = list(_upward([value], FEATURES))
+        makers = makers_of(values)
+        products = [node for node in nodes_of_type(makers, *PRODUCTS) if not self._has_matrix(node)]
+        if self._has_probabilities(values) or not all(map(self._has_weights, products)):
+            return set()
+        return {*nodes_of_type(makers, "Conv", *PRODUCTS)}.difference(products)
 
-    def _is_probable(self, value: ir.Value) -> bool:
-        return any(made in self.probabilities for made in _upward([value], FEATURES))
+    def _has_matrix(self, product: ir.Node) -> bool:
+        """Is one of the factors a matrix of weights?"""
+        return any(is_matrix(operand, self.viewer) for operand in operands(product)[:2])
+
+    def _has_weights(self, product: ir.Node) -> bool:
+        return any(holds_weights(operand, self.viewer) for operand in operands(product))
+
+    def _has_probabilities(self, values: Iterable[ir.Value]) -> bool:
+        return any(value in self.probabilities for value in values)
 
     def _size(self, product: Contraction, label: str) -> Dim | None:
         """The size of a dimension of a product."""
         for operand, labels in zip(product.operands, product.labels, strict=True):
-            shape = self.viewer.info.shape(operand)
-            if label in labels and shape is not None and len(shape) == len(labels):
+            shape = self.viewer.info.sizes(operand)
+            if label in labels and len(shape) == len(labels):
                 return shape[labels.index(label)]
         return None
 
@@ -287,6 +281,14 @@ class _Search:
         if shorter is None or shorter.const is None:
             return False
         return length is None or length.const is None or length.const > shorter.const
+
+
+def _sums_with(value: ir.Value, parts: Collection[ir.Value]) -> Iterator[ir.Value]:
+    """Case 8: the sums of a value and one of these parts that are no part themselves."""
+    for node in nodes_of_type(distinct_consumers(value), "Add"):
+        others = _upward(others_of(node, value), (*LAYOUT_OPS, "Cast", "Mul"))
+        if node.outputs[0] not in parts and any(other in parts for other in others):
+            yield node.outputs[0]
 
 
 def _source(value: ir.Value, through: Sequence[str]) -> ir.Value:

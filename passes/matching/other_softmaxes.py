@@ -41,6 +41,7 @@ from fa_compiler.passes.answer.options import DROP_ROUNDINGS
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    any_op,
     constant,
     distinct_consumers,
     first,
@@ -168,7 +169,7 @@ class _Search:
     def _is_part(self, node: ir.Node) -> bool:
         kept = reached(node.outputs, lambda value: _kept_values(distinct_consumers(value)), LIMIT)
         readers = list(readers_of(kept))
-        return any(is_op(node, *SUMS) for node in readers) and any(is_op(node, *PRODUCTS) for node in readers)
+        return any_op(readers, *SUMS) and any_op(readers, *PRODUCTS)
 
     def _claim(self, exponents: Collection[ir.Value | None]) -> bool:
         taken = {node for node in self.free if node.inputs[-1] in exponents}

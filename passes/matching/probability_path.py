@@ -48,6 +48,7 @@ from fa_compiler.passes.ir.nodes import (
     ABSENT,
     FLOATS,
     SIXTEEN_BITS,
+    any_op,
     axes_of,
     data_readers,
     distinct_consumers,
@@ -253,7 +254,7 @@ def _passes_on(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
         return True
     if is_op(node, "Cast"):
         return viewer.info.dtype(node.outputs[0]) in (*FLOATS, ir.DataType.DOUBLE)
-    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or (is_op(node, "Dropout") and drops_nothing(node))
+    return is_op(node, *LAYOUT_OPS, "Slice", "Split") or drops_nothing(node)
 
 
 def adds_nothing(node: ir.Node, current: ir.Value, viewer: Viewer) -> bool:
@@ -295,7 +296,7 @@ def _is_of_softmax(value: ir.Value | None) -> bool:
 
 def _cuts_keys(node: ir.Node, value: ir.Value, viewer: Viewer) -> bool:
     """Does a node take a part of the last axis?"""
-    split, rank = split_of(node, viewer.info), len(viewer.info.shape(value) or ())
+    split, rank = split_of(node, viewer.info), len(viewer.info.sizes(value))
     if split is not None:
         return split.is_last
     cut = slice_bounds(node, viewer.info, rank) if is_op(node, "Slice") else None
@@ -328,7 +329,7 @@ def _are_divided_by_sums(consumers: list[ir.Node]) -> bool:
     """Do the readers of probabilities sum them up, and divide?"""
     sums = list(nodes_of_type(consumers, "ReduceSum"))
     following = readers_of(outputs_of(sums))
-    return bool(sums) and any(is_op(node, "Div") for node in (*consumers, *following))
+    return bool(sums) and any_op((*consumers, *following), "Div")
 
 
 def _other_nan_guard(consumers: list[ir.Node]) -> ir.Node | None:

@@ -85,7 +85,7 @@ def _summed_axis(total: ir.Node | None, info: ShapeInfo) -> int | None:
     """The one axis that a sum runs over and keeps, with size 1; None where it is none or several."""
     if total is None or int_attr(total, "keepdims", 1) != 1:
         return None
-    return sole(places_of(total, len(info.shape(operand_at(total, 0)) or ())) or ())
+    return sole(places_of(total, len(info.sizes(operand_at(total, 0)))) or ())
 
 
 def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, bool] | None:

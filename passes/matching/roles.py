@@ -7,20 +7,20 @@ together; which of them count heads is free to choose.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Axes, AxisSpace, KnownAxes
+from fa_compiler.passes.algebra.axes import Axes, AxisSpace, KnownAxes, flat_axes
 from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.ir.nodes import certain, elsewhere
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
-from fa_compiler.passes.masks.score_ops import Add, Select, Term
+from fa_compiler.passes.masks.score_ops import Term, tensors_of
 from fa_compiler.passes.matching.attention_paths import AttentionPaths
 from fa_compiler.passes.matching.sinks import FoundSink
 from fa_compiler.passes.matching.weights import holds_weights
@@ -64,15 +64,14 @@ class Roles:
         batch, heads = batch_and_heads(shared, sink_heads)
         if found_sink is not None and not set(sink_heads) <= set(heads):
             raise Decline(Code.SHAPE, "the sink is not one number for each head", found_sink.step.node)
-        head_dim = _joined(resolve(qk.dims[0][label]) for label in product.summed)
-        value_head_dim = _joined(map(resolve, pv.own_dims(1 - after.side)))
-        if set(_joined(space.resolve_all(pv.out))) != {*batch, *heads, *q_seq, *value_head_dim}:
+        head_dim = flat_axes(resolve(qk.dims[0][label]) for label in product.summed)
+        value_head_dim = flat_axes(map(resolve, pv.own_dims(1 - after.side)))
+        if set(flat_axes(space.resolve_all(pv.out))) != {*batch, *heads, *q_seq, *value_head_dim}:
             raise Decline(Code.SHAPE, "the output's axes are not those of query and value", after.product.node)
-        axes = _joined((batch, heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim))
+        axes = flat_axes((batch, heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim))
         if len(set(axes)) != len(axes):
             raise Decline(Code.SHAPE, "one axis would have to play two roles", product.node)
-        keys, values = qk.views[key.side], pv.views[1 - after.side]
-        assert keys is not None and values is not None
+        keys, values = certain(qk.views[key.side]), certain(pv.views[1 - after.side])
         kv_heads = shared_heads(keys, values, heads, space)
         return Roles(batch, heads, kv_heads, q_seq, resolve(key.kv_seq), head_dim, value_head_dim)
 
@@ -129,8 +128,7 @@ class KeySide:
         mask knows heads and batches less often, and along a batch the keys are repeated.
         """
         resolve = viewer.space.resolve
-        masks = [term for term in terms if isinstance(term, Add | Select)]
-        known = set(resolve(_joined(dim for term in masks for dim in term.operand.dims)))
+        known = set(resolve(flat_axes(dim for mask in tensors_of(terms) for dim in mask.dims)))
         free = qk.free(1 - self.side)
         axes = {label: resolve(qk.dims[1 - self.side][label]) for label in free}
         likely = [label for label in free if known.intersection(axes[label])] or free
@@ -142,16 +140,11 @@ class KeySide:
         return () if row is None else space.resolve(qk.dims[1 - self.side][row])
 
 
-def _joined(dims: Iterable[Axes]) -> Axes:
-    """The axes of several dimensions, in order."""
-    return tuple(chain.from_iterable(dims))
-
-
 def _sink_heads(found_sink: FoundSink | None, paths: AttentionPaths) -> Axes:
     """The axes along which a sink is not one number; none without a sink."""
     if found_sink is None:
         return ()
-    return _joined(map(paths.viewer.space.resolve, found_sink.sink.varies_along(paths.viewer.info)))
+    return flat_axes(map(paths.viewer.space.resolve, found_sink.sink.varies_along(paths.viewer.info)))
 
 
 def _softmax_axes(paths: AttentionPaths) -> Axes:
@@ -160,7 +153,7 @@ def _softmax_axes(paths: AttentionPaths) -> Axes:
     resolve = paths.viewer.space.resolve
     if not anchor.axes or max(anchor.axes) >= len(dims):
         raise Decline(Code.AXIS, "the softmax does not run over one known axis", anchor.node)
-    axes = resolve(_joined(dims[place] for place in anchor.axes))
+    axes = resolve(flat_axes(dims[place] for place in anchor.axes))
     if found_sink is None:
         return axes
     if axes != resolve(found_sink.axes_with_sink):
@@ -189,15 +182,15 @@ def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
     in `needed` are heads.
     """
     if len(dims) < 2:
-        merged = _joined(dims)
+        merged = flat_axes(dims)
         is_merged = len(merged) > 1 and all(axis.size.is_const for axis in merged[1:])
         return (merged[:1], merged[1:]) if is_merged else (merged, ())
-    if not set(needed).isdisjoint(_joined(dims)):
+    if not set(needed).isdisjoint(flat_axes(dims)):
         places = [place for place, dim in enumerate(dims) if not set(needed).isdisjoint(dim)]
     else:
         places = [place for place, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)][-1:]
-    batch = _joined(dim for place, dim in enumerate(dims) if place not in places)
-    return batch, _joined(dims[place] for place in places)
+    batch = flat_axes(elsewhere(dims, places))
+    return batch, flat_axes(dims[place] for place in places)
 
 
 def shared_heads(key: View, value: View, heads: Axes, space: KnownAxes) -> Axes:
@@ -212,5 +205,5 @@ def shared_heads(key: View, value: View, heads: Axes, space: KnownAxes) -> Axes:
 
 def owned_heads(keys: Sequence[View], heads: Axes, space: KnownAxes) -> Axes:
     """The head axes that one of these operands has of its own."""
-    owned = set(space.resolve(_joined(dim for view in keys for dim in view.base_dims)))
+    owned = set(space.resolve(flat_axes(dim for view in keys for dim in view.base_dims)))
     return tuple(axis for axis in heads if axis in owned)

@@ -149,7 +149,7 @@ class ScoreWalk:
 
     def _add_dimensions(self, node: ir.Node) -> None:
         """An operand of more dimensions gives the scores these dimensions, each of size 1 (scores.py, 16)."""
-        rank = len(self.viewer.info.shape(node.outputs[0]) or ())
+        rank = len(self.viewer.info.sizes(node.outputs[0]))
         self.dims = ((),) * (rank - len(self.dims)) + self.dims
 
     def _rearrange(self, node: ir.Node) -> None:

@@ -95,6 +95,7 @@ from fa_compiler.passes.ir.nodes import (
     operands,
     others_of,
     source_through,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import Contraction, addend, any_contraction, unknown_rank, without_addend
 from fa_compiler.passes.layout.views import WIDENING, Viewer
@@ -383,7 +384,7 @@ def takes_scores(conv: ir.Node, viewer: Viewer) -> bool:
     path = if_possible(lambda: find_scores(source, viewer, True))
     if path is None or any(holds_weights(operand, viewer) for operand in path.product.operands):
         return False
-    shapes = [viewer.info.shape(value) or () for value in (path.product.output, source, conv.outputs[0])]
+    shapes = [viewer.info.sizes(value) for value in (path.product.output, source, conv.outputs[0])]
     return all(len(shape) == 4 for shape in shapes) and len({shape[2:] for shape in shapes}) == 1
 
 
@@ -456,7 +457,7 @@ def _no_product(node: ir.Node, viewer: Viewer) -> Decline:
         return Decline(Code.NO_SCORES_MATMUL, "the scores come from a Gemm that adds to its product", node)
     if is_op(node, "ReduceSum"):
         return Decline(Code.NO_SCORES_MATMUL, "the scores are summed up by ReduceSum, not by a matrix product", node)
-    failures = [failure for value in inputs_of(node) if (failure := _failure(value, viewer)) is not None]
+    failures = without_none(_failure(value, viewer) for value in inputs_of(node))
     nearer = next((failure for failure in failures if failure.code != Code.NO_SCORES_MATMUL), None)
     reason = f"the scores come from {node.op_type}, not from a product"
     return nearer or Decline(Code.NO_SCORES_MATMUL, reason, node)
@@ -483,7 +484,7 @@ def quantised_advice(node: ir.Node) -> str | None:
 
 def _peel_layout(node: ir.Node, viewer: Viewer) -> Peeled:
     """Cases 4 and 5, and a Dropout that drops nothing."""
-    layout = is_op(node, *LAYOUT_OPS) or (is_op(node, "Dropout") and drops_nothing(node))
+    layout = is_op(node, *LAYOUT_OPS) or drops_nothing(node)
     if not layout and not keeps_everything(node, viewer.info):
         return None
     return Rearrange(node), operand_at(node, 0)
@@ -778,7 +779,7 @@ def _no_path(node: ir.Node, tried: list[ir.Value], viewer: Viewer) -> Decline:
     """The most telling of the reasons met above an operator with several candidates."""
     if any(_leads_to_product(value, viewer) and not _may_keep_shape(value, node, viewer.info) for value in tried):
         return Decline(Code.SHAPE, f"{node.op_type} enlarges the scores", node)
-    reasons = [failure for value in tried if (failure := _failure(value, viewer)) is not None]
+    reasons = without_none(_failure(value, viewer) for value in tried)
     reasons.sort(key=lambda decline: decline.code == Code.NO_SCORES_MATMUL)
     return reasons[0]
 

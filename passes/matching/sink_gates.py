@@ -29,7 +29,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.ir.nodes import distinct_consumers, int_attr, is_op, operand_at, places_of
+from fa_compiler.passes.ir.nodes import certain, distinct_consumers, int_attr, is_op, operand_at, places_of
 from fa_compiler.passes.layout.contraction import Contraction
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.sinks import FoundSink, SinkSource, beside_total, sink_of
@@ -76,9 +76,8 @@ def sink_gate(scores: ir.Value, product: Contraction, info: ShapeInfo) -> SinkGa
     gated_product = match(Op("Mul", Bind("product"), gate), readers[0].outputs[0], info, known)
     if gated_product is None:
         return None
-    reduction, sub = gated_product["total"].producer(), gated_product["difference"].producer()
-    assert reduction is not None and sub is not None
-    rank = len(info.shape(scores) or ())
+    reduction, sub = certain(gated_product["total"].producer()), certain(gated_product["difference"].producer())
+    rank = len(info.sizes(scores))
     if places_of(reduction, rank) != [rank - 1]:
         return None
     layout = tuple(node for node in gated_product.nodes if plain(node) is not None)

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import operand_orders
+from fa_compiler.passes.ir.nodes import certain, operand_orders
 from fa_compiler.passes.values.patterns import Bind, OneOf, Op, match, matches
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -65,8 +65,7 @@ def summands(total: ir.Value) -> tuple[tuple[ir.Value, ir.Value], ...]:
 
 def sink_total(total: ir.Value, more: ir.Value, subtracted: ir.Value | None, info: ShapeInfo) -> SinkTotal:
     """What is added to a total's sum; `subtracted` is what the scores were reduced by."""
-    add = total.producer()
-    assert add is not None
+    add = certain(total.producer())
     return _sink(more, subtracted, add, info) or SinkTotal((add,), other=more)
 
 

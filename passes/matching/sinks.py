@@ -118,8 +118,8 @@ def append_sink(
 ) -> tuple[Arrangement, FoundSink]:
     """What a sink makes of the scores' arrangement; `number` is its value where that is known to be the same in every
     row."""
-    shape = viewer.info.shape(step.node.outputs[0])
-    if shape is None or len(shape) != len(dims):
+    shape = viewer.info.sizes(step.node.outputs[0])
+    if len(shape) != len(dims):
         raise Decline(Code.RANK, "the rank of the scores with their sink is unknown", step.node)
     axes_with_sink = viewer.space.new(shape[step.axis])
     if not axes_with_sink:

@@ -61,6 +61,7 @@ from fa_compiler.passes.ir.nodes import (
     outputs_of,
     sole,
     source_through,
+    without_none,
 )
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.matching.exponentials import (
@@ -166,7 +167,7 @@ def anchors(graph: ir.Graph, info: ShapeInfo) -> Iterator[SoftmaxAnchor]:
     If exponentials are divided by their total before the product and also after it, as where the probabilities are an
     output, both are one softmax: that of the late division.
     """
-    listed = [anchor for node in list(graph) if (anchor := anchor_at(node, info)) is not None]
+    listed = without_none(anchor_at(node, info) for node in list(graph))
     divisions = ((anchor.output, anchor.late) for anchor in listed if anchor.late is not None)
     late = {output for output, division in divisions if not is_dead(division.dividing[-1])}
     for anchor in listed:
@@ -196,7 +197,7 @@ def _of_softmax(node: ir.Node, info: ShapeInfo) -> SoftmaxAnchor | None:
 
 def _axes(node: ir.Node, scores: ir.Value, info: ShapeInfo) -> tuple[int, ...]:
     """Case 1: the axis of a Softmax or LogSoftmax; none when that could not be told."""
-    shape = info.shape(scores) or ()
+    shape = info.sizes(scores)
     axes = axes_combined(node, len(shape), opset(node), info)
     if axes is None or len(axes) == 1:
         return tuple(axes or ())

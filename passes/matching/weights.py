@@ -22,4 +22,4 @@ def holds_weights(value: ir.Value, viewer: Viewer) -> bool:
 def is_matrix(value: ir.Value, viewer: Viewer) -> bool:
     """Is a value a matrix of weights?"""
     base = base_of(value, viewer)
-    return is_weight(base) and len(viewer.info.shape(base) or ()) == 2
+    return is_weight(base) and len(viewer.info.sizes(base)) == 2

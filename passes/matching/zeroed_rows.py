@@ -82,7 +82,7 @@ def zeroed_rows(paths: AttentionPaths, probabilities: Probabilities, masking: Ma
 def _reader(value: ir.Value) -> ir.Node | None:
     """The Where that alone reads a value; None where there is none."""
     where = sole(data_readers(value))
-    if where is None or not is_op(where, "Where") or value.is_graph_output() or len(value.uses()) != 1:
+    if not is_op(where, "Where") or value.is_graph_output() or len(value.uses()) != 1:
         return None
     return where
 

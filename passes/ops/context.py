@@ -9,8 +9,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar, overload
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim, cap_of, integer
-from fa_compiler.passes.ir.nodes import without_none
+from fa_compiler.passes.algebra.symbolic import Dim, cap_of, consts, integer
+from fa_compiler.passes.ir.nodes import all_known, without_none
 
 T = TypeVar("T")
 Shape: TypeAlias = tuple[Dim, ...]
@@ -103,7 +103,7 @@ class Context:
         dims = self.dims(index)
         if dims is None:
             return None
-        return all_known(dim.const for dim in dims)
+        return all_known(consts(dims))
 
     def vector(self, index: int) -> list[Dim] | None:
         """The integers of a 1-D input `index`; fresh ones, of any sign, when only their number is known."""
@@ -171,6 +171,7 @@ class Context:
 
 
 Rule: TypeAlias = Callable[[Context], Fact | Sequence[Fact]]
+ShapeRule: TypeAlias = Callable[[Context, Shape], Shape | None]
 RULES: dict[tuple[str, str], Rule] = {}
 
 
@@ -185,9 +186,19 @@ def rule(*names: str, domain: str = "") -> Callable[[Rule], Rule]:
     return register
 
 
-def domain_of(node: ir.Node) -> str:
-    """The domain of a node; empty for the standard domain, whose other name is "ai.onnx"."""
-    return {"ai.onnx": ""}.get(node.domain, node.domain)
+def shape_rule(*names: str, domain: str = "", rank: int | None = None) -> Callable[[ShapeRule], ShapeRule]:
+    """Register a rule for the shape of a result that has the type of the first input, made of the shape of that input.
+    Where this is not known, or has another rank than is asked for, nothing is known of the result's."""
+
+    def register(function: ShapeRule) -> ShapeRule:
+        def result(ctx: Context) -> Fact:
+            shape = ctx.shape(0, rank)
+            return Fact(None if shape is None else function(ctx, shape), ctx.dtype(0))
+
+        rule(*names, domain=domain)(result)
+        return function
+
+    return register
 
 
 @overload
@@ -225,15 +236,6 @@ def listed_shape(sizes: Shape | None) -> Shape | None:
     return None
 
 
-def all_known(items: Iterable[T | None]) -> list[T] | None:
-    """The items; None where one of them is unknown."""
-    listed = list(items)
-    known = without_none(listed)
-    if len(known) != len(listed):
-        return None
-    return known
-
-
 def as_axis_size(dim: Dim) -> Dim:
     """`dim` as an axis length: kept if it cannot be negative, else unknown."""
     return dim if dim.is_at_least(0) else Dim.fresh()
@@ -269,7 +271,7 @@ def shape_of_groups(shape: Shape | None, axis: int) -> Shape | None:
 def axes_in(axes: Iterable[int], rank: int) -> list[int] | None:
     """The axes counted from the front, sorted; None when one is out of range or named twice."""
     places = [axis_in(axis, rank) for axis in axes]
-    known = {place for place in places if place is not None}
+    known = set(without_none(places))
     if len(known) != len(places):
         return None
     return sorted(known)

@@ -12,6 +12,7 @@ from fa_compiler.passes.ops.context import (
     broadcast,
     rule,
     shape_of_groups,
+    shape_rule,
 )
 from fa_compiler.passes.ops.linear import matmul_shape
 
@@ -106,11 +107,11 @@ def _bias_gelu_grad(ctx: Context) -> Fact:
     return Fact(ctx.shape(1), ctx.dtype(1))
 
 
-@rule("BiasAdd", "BiasSplitGelu", domain=_DOMAIN)
+@rule("BiasAdd", domain=_DOMAIN)
 def _bias_add(ctx: Context) -> Fact:
-    if ctx.node.op_type == "BiasAdd":
-        return Fact(broadcast(ctx.shape(0), ctx.shape(1)), ctx.dtype(0))
-    shape = ctx.shape(0)
-    if not shape:
-        return Fact(None, ctx.dtype(0))
-    return Fact((*shape[:-1], Dim.floordiv(shape[-1], 2)), ctx.dtype(0))
+    return Fact(broadcast(ctx.shape(0), ctx.shape(1)), ctx.dtype(0))
+
+
+@shape_rule("BiasSplitGelu", domain=_DOMAIN)
+def _bias_split_gelu(ctx: Context, shape: Shape) -> Shape | None:
+    return (*shape[:-1], Dim.floordiv(shape[-1], 2)) if shape else None

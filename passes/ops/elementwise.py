@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, operand_at, without_none
+from fa_compiler.passes.algebra.symbolic import Dim, consts
+from fa_compiler.passes.ir.nodes import all_known, constant, input_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
     Known,
-    all_known,
     broadcast,
     content_fact,
     dim_array,
@@ -401,7 +400,7 @@ def _floats(content: Content, dtype: Any) -> Content | None:
     with np.errstate(all="ignore"):
         if is_float(content):
             return content.astype(dtype)
-        values = all_known(dim.const for dim in content.reshape(-1))
+        values = all_known(consts(content.reshape(-1)))
         if values is None:
             return None
         return np.array(values, np.float64).astype(dtype).reshape(content.shape)
@@ -440,9 +439,12 @@ def unchanged_operand(node: ir.Node, known: Known) -> ir.Value | None:
     return None
 
 
-def drops_nothing(node: ir.Node) -> bool:
-    """Does a Dropout pass its input on? Its training_mode is absent or constant false, an is_test is 1, or its ratio is
-    constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in the mask."""
+def drops_nothing(node: ir.Node | None) -> TypeGuard[ir.Node]:
+    """Is a node a Dropout that passes its input on? Its training_mode is absent or constant false, an is_test is 1, or
+    its ratio is constant 0: ONNX Runtime then copies the input, NaN and infinities included, and keeps everything in
+    the mask."""
+    if not is_op(node, "Dropout"):
+        return False
     ratio = constant(input_of(node, 1), limit=1)
     if ratio is not None and not ratio.any():
         return True

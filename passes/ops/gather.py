@@ -6,14 +6,13 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import sole
+from fa_compiler.passes.algebra.symbolic import Dim, consts
+from fa_compiler.passes.ir.nodes import all_known, sole
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
-    all_known,
     axis_in,
     content_fact,
     dim_array,
@@ -68,7 +67,7 @@ def _gather_elements(ctx: Context) -> Fact:
 def _gather_nd(ctx: Context) -> Fact:
     data, indices = ctx.shape(0), ctx.shape(1)
     dtype = ctx.dtype(0)
-    if data is None or indices is None or not indices:
+    if data is None or not indices:
         return Fact(None, dtype)
     depth = indices[-1].const
     batch = ctx.int_attr("batch_dims", 0)
@@ -98,7 +97,7 @@ def _known_flags(content: Content) -> Content | None:
     """Which elements are not 0, of at least one axis; None where one of them is unknown."""
     if content.dtype != object:
         return np.atleast_1d(content != 0)
-    numbers = all_known(item.const for item in content.reshape(-1))
+    numbers = all_known(consts(content.reshape(-1)))
     if numbers is None:
         return None
     return np.atleast_1d(np.array(numbers, dtype=object).reshape(content.shape) != 0)

@@ -94,7 +94,7 @@ def _shape(ctx: Context) -> Fact:
         return Fact(fresh(1), ir.DataType.INT64)
     if ctx.opset >= 15:
         end = ctx.attr("end")
-        shape = shape[ctx.int_attr("start", 0) : None if end is None else int(end)]
+        shape = shape[ctx.int_attr("start", 0) : if_known(int, end)]
     return content_fact(_vector(list(shape)), ir.DataType.INT64)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fa_compiler.op_registry import DOMAIN, hcom
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ops.context import Context, Fact, rule
+from fa_compiler.passes.ops.context import Context, Fact, Shape, rule, shape_rule
 
 
 @rule(hcom.ALL_TO_ALL, hcom.ALL_REDUCE, domain=DOMAIN)
@@ -12,12 +12,9 @@ def _like_input(ctx: Context) -> Fact:
     return Fact(ctx.shape(0), ctx.dtype(0))
 
 
-@rule(hcom.ALL_GATHER, domain=DOMAIN)
-def _gathered(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
-    if not shape:
-        return Fact(None, ctx.dtype(0))
-    return Fact((shape[0] * ctx.int_attr("rank_size", 1), *shape[1:]), ctx.dtype(0))
+@shape_rule(hcom.ALL_GATHER, domain=DOMAIN)
+def _gathered(ctx: Context, shape: Shape) -> Shape | None:
+    return (shape[0] * ctx.int_attr("rank_size", 1), *shape[1:]) if shape else None
 
 
 @rule(hcom.RECEIVE, domain=DOMAIN)

@@ -14,6 +14,7 @@ from fa_compiler.passes.ops.context import (
     fresh,
     rule,
     shape_of_rank,
+    shape_rule,
 )
 
 CONTRIB = "com.microsoft"
@@ -27,7 +28,7 @@ operands, or attributes."""
 
 def matmul_shape(left: Shape | None, right: Shape | None) -> Shape | None:
     """numpy.matmul's result: a 1-D operand is a row on the left and a column on the right."""
-    if left is None or right is None or not left or not right:
+    if not left or not right:
         return None
     batch = broadcast(left[:-2], right[:-2])
     if batch is None:
@@ -204,52 +205,40 @@ def _kernel(ctx: Context, weights: Shape | None) -> list[Dim] | None:
     return list(weights[2:])
 
 
-@rule("ConvTranspose")
-def _conv_transpose(ctx: Context) -> Fact:
-    shape, weights = ctx.shape(0), ctx.shape(1)
-    if shape is None or len(shape) < 3:
-        return Fact(None, ctx.dtype(0))
-    channels = Dim.fresh()
+@shape_rule("ConvTranspose")
+def _conv_transpose(ctx: Context, shape: Shape) -> Shape | None:
+    if len(shape) < 3:
+        return None
+    weights, channels = ctx.shape(1), Dim.fresh()
     if weights is not None and len(weights) > 1:
         channels = weights[1] * ctx.int_attr("group", 1)
-    return Fact((shape[0], channels, *fresh(len(shape) - 2)), ctx.dtype(0))
+    return shape[0], channels, *fresh(len(shape) - 2)
 
 
-@rule("Resize", "Upsample")
-def _resize(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
+@shape_rule("Resize", "Upsample")
+def _resize(ctx: Context, shape: Shape) -> Shape:
     sizes = ctx.dims(3)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
     plain = ctx.attr("axes") is None and ctx.attr("keep_aspect_ratio_policy") in (None, "stretch")
-    if sizes is not None and len(sizes) == len(shape) and plain:
-        return Fact(tuple(sizes), ctx.dtype(0))
-    return Fact(fresh(len(shape)), ctx.dtype(0))
+    return tuple(sizes) if sizes is not None and len(sizes) == len(shape) and plain else fresh(len(shape))
 
 
-@rule("ReorderInput", domain=NCHWC)
-def _to_blocks(ctx: Context) -> Fact:
-    shape = ctx.shape(0, rank=4)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
+@shape_rule("ReorderInput", domain=NCHWC, rank=4)
+def _to_blocks(ctx: Context, shape: Shape) -> Shape:
     height, width = shape[1:3] if ctx.int_attr("channels_last", 0) else shape[2:]
-    return Fact((shape[0], Dim.fresh(), height, width), ctx.dtype(0))
+    return shape[0], Dim.fresh(), height, width
 
 
-@rule("ReorderOutput", domain=NCHWC)
-def _from_blocks(ctx: Context) -> Fact:
-    shape, channels = ctx.shape(0, rank=4), ctx.int_attr("channels", 0)
-    if shape is None or channels < 1:
-        return Fact(None, ctx.dtype(0))
+@shape_rule("ReorderOutput", domain=NCHWC, rank=4)
+def _from_blocks(ctx: Context, shape: Shape) -> Shape | None:
+    channels = ctx.int_attr("channels", 0)
+    if channels < 1:
+        return None
     if ctx.int_attr("channels_last", 0):
-        return Fact((shape[0], *shape[2:], Dim(channels)), ctx.dtype(0))
-    return Fact((shape[0], Dim(channels), *shape[2:]), ctx.dtype(0))
+        return shape[0], *shape[2:], Dim(channels)
+    return shape[0], Dim(channels), *shape[2:]
 
 
-@rule("GridSample")
-def _grid_sample(ctx: Context) -> Fact:
-    shape, grid = ctx.shape(0), ctx.shape(1)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
-    spatial = (grid or fresh(len(shape)))[1:-1]
-    return Fact((*shape[:2], *spatial), ctx.dtype(0))
+@shape_rule("GridSample")
+def _grid_sample(ctx: Context, shape: Shape) -> Shape:
+    spatial = (ctx.shape(1) or fresh(len(shape)))[1:-1]
+    return *shape[:2], *spatial

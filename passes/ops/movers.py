@@ -17,21 +17,26 @@ from fa_compiler.passes.ir.nodes import source_through
 from fa_compiler.passes.ops import gather, parts, reshape, slicing  # noqa: F401  imported for the moves they list
 from fa_compiler.passes.ops.moves import (
     Converted,
+    Flattened,
+    Inserted,
     Move,
     Permuted,
     Picked,
     PickedElements,
     PickedPoints,
     Regrouped,
+    Removed,
     Same,
     Stretched,
+    Tiled,
     operators_of,
     operators_that,
 )
 
-RESHAPES = operators_of(Regrouped)
-LAYOUT_OPS = operators_of(Same, Regrouped, Permuted)
-REPEATS = operators_of(Stretched)
+_REGROUPING = (Regrouped, Flattened, Removed, Inserted)
+RESHAPES = operators_of(*_REGROUPING)
+LAYOUT_OPS = operators_of(Same, *_REGROUPING, Permuted)
+REPEATS = operators_of(Stretched, Tiled)
 PICKS = operators_of(Picked, PickedPoints, PickedElements)
 """Those that have a tensor of indices."""
 MOVES = operators_that(lambda form: not issubclass(form, Converted))

@@ -10,8 +10,12 @@ The form of a move says which element of its source stands at an index i of the 
     Neutral         Dropout that drops nothing, x + 0,      i
                     0 + x, x - 0
     Permuted        Transpose                               i, with its dimensions in another order
-    Regrouped       Reshape, Flatten, Squeeze, Unsqueeze    the one at the same place in row-major order
-    Stretched       Expand, Tile                            i, with 0 where the source has 1; Tile: modulo its sizes
+    Regrouped       Reshape                                 the one at the same place in row-major order
+    Flattened       Flatten                                 the same
+    Inserted        Unsqueeze                               the same; dimensions of 1 come
+    Removed         Squeeze                                 the same; dimensions of 1 go
+    Stretched       Expand                                  i, with 0 where the source has 1
+    Tiled           Tile                                    i modulo the sizes of the source
     Repeated        Concat(x, ..., x), in parts.py          i modulo the size of x, along the axis
     Cut             Slice                                   start + step * i, along each axis that is cut
     Picked          Gather                                  the number in the indices, along the axis
@@ -50,11 +54,20 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, as_integer
 from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, operand_at, permutation, places_of
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    constant,
+    elsewhere,
+    has_row,
+    input_of,
+    int_attr,
+    operand_at,
+    permutation,
+    places_of,
+)
 from fa_compiler.passes.ops.context import (
     Known,
     Shape,
-    all_known,
 )
 from fa_compiler.passes.ops.cuts import slice_bounds
 
@@ -238,58 +251,21 @@ class Regrouped(Move):
 
     def arrangement(self, dims: Arrangement, space: AxisSpace, known: Known) -> Arrangement | None:
         target = self._target(dims, space, known)
-        if target is None:
-            return None
-        if self.node.op_type == "Unsqueeze" and (axes := self._axes(len(target))) is not None:
-            rest = iter(dims)
-            return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
-        if self.node.op_type == "Squeeze" and (axes := self._axes(len(dims))):  # an empty list removes every 1
-            # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
-            if any(space.resolve(dims[axis]) for axis in axes):
-                return None
-            return tuple(dim for axis, dim in enumerate(dims) if axis not in axes)
+        return None if target is None else self._regrouped(dims, target, space)
+
+    def _regrouped(self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace) -> Arrangement | None:
+        """The axes of the result's dimensions, which have these sizes."""
         if tuple(map(space.size, dims)) == target:
             return dims
         return space.reshape(dims, target) or counted(space, dims, target)
 
-    def carrier(self, dim: int, known: Known) -> int | None:
-        """Known of dimensions of 1 that come or go by their axes."""
-        own, shape = known.shape(self.source), known.shape(self.result)
-        if own is None or shape is None or self.node.op_type not in ("Squeeze", "Unsqueeze"):
-            return None
-        axes = self._axes(max(len(own), len(shape)))
-        if not axes:
-            return None
-        others = [axis for axis in range(max(len(own), len(shape))) if axis not in axes]
-        if self.node.op_type == "Squeeze":
-            return others[dim]
-        return others.index(dim) if dim in others else ALIKE
-
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
-        match self.node.op_type:
-            case "Reshape":
-                target = self._wanted(shape, integers)
-                return None if target is None else lambda array: array.reshape(target)
-            case "Flatten":
-                axis = int_attr(self.node, "axis", 1)
-                rows = math.prod(shape[: axis + len(shape) if axis < 0 else axis])
-                return lambda array: array.reshape(rows, -1)
-            case "Squeeze":
-                removed = listed(self.node, "axes", integers(1)) or None  # an empty list removes every 1
-                return lambda array: np.squeeze(array, removed)
-        inserted = listed(self.node, "axes", integers(1)) or ()
-        return lambda array: np.expand_dims(array, inserted)
-
-    def _wanted(self, shape: Sequence[int], integers: Integers) -> list[int] | None:
-        """The target of a Reshape, -1 for what is left."""
         sizes, keeps_zero = listed(self.node, "shape", integers(1)), bool(int_attr(self.node, "allowzero", 0))
         if sizes is None:
             return None
         copied = [size == 0 and not keeps_zero and axis < len(shape) for axis, size in enumerate(sizes)]
-        return [shape[axis] if copied[axis] else size for axis, size in enumerate(sizes)]
-
-    def _axes(self, rank: int) -> list[int] | None:
-        return places_of(self.node, rank, limit=MANY_AXES)
+        target = [shape[axis] if copied[axis] else size for axis, size in enumerate(sizes)]  # -1 for what is left
+        return lambda array: array.reshape(target)
 
     def _target(self, dims: Arrangement, space: AxisSpace, known: Known) -> tuple[Dim, ...] | None:
         """The sizes of the result, written in the sizes of the source's arrangement.
@@ -308,6 +284,74 @@ class Regrouped(Move):
                 parts = [*atom.args, *[walked] * _is_part(walked, atom)]
                 own.update((atom, part) for part in parts if size.substitute({atom: part}) == walked != size)
         return tuple(size.substitute(own) for size in target)
+
+
+class Flattened(Regrouped):
+    """All dimensions in front of an axis merged, and all behind it."""
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        axis = int_attr(self.node, "axis", 1)
+        rows = math.prod(shape[: axis + len(shape) if axis < 0 else axis])
+        return lambda array: array.reshape(rows, -1)
+
+
+class WithUnits(Regrouped):
+    """The same elements with dimensions of 1 that come or go by their axes."""
+
+    def _axes(self, rank: int) -> list[int] | None:
+        """The axes of these dimensions."""
+        return places_of(self.node, rank, limit=MANY_AXES)
+
+    def _others(self, known: Known) -> list[int] | None:
+        """The axes of the other dimensions in the tensor that has more of them; None where they are unknown."""
+        own, shape = known.shape(self.source), known.shape(self.result)
+        if own is None or shape is None:
+            return None
+        rank = max(len(own), len(shape))
+        axes = self._axes(rank)
+        return elsewhere(range(rank), axes) if axes else None
+
+
+class Inserted(WithUnits):
+    """The same elements with dimensions of 1 that come."""
+
+    def _regrouped(self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace) -> Arrangement | None:
+        axes = self._axes(len(target))
+        if axes is None:
+            return super()._regrouped(dims, target, space)
+        rest = iter(dims)
+        return tuple(() if axis in axes else next(rest) for axis in range(len(target)))
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        others = self._others(known)
+        if others is None:
+            return None
+        return others.index(dim) if dim in others else ALIKE
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        inserted = listed(self.node, "axes", integers(1)) or ()
+        return lambda array: np.expand_dims(array, inserted)
+
+
+class Removed(WithUnits):
+    """The same elements without dimensions of 1 that go."""
+
+    def _regrouped(self, dims: Arrangement, target: tuple[Dim, ...], space: AxisSpace) -> Arrangement | None:
+        axes = self._axes(len(dims))
+        if not axes:  # an empty list removes every 1
+            return super()._regrouped(dims, target, space)
+        # A squeezed dimension is 1 in every run that succeeds. All the same the view ends where it has axes.
+        if any(space.resolve(dims[axis]) for axis in axes):
+            return None
+        return tuple(elsewhere(dims, axes))
+
+    def carrier(self, dim: int, known: Known) -> int | None:
+        others = self._others(known)
+        return None if others is None else others[dim]
+
+    def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
+        removed = listed(self.node, "axes", integers(1)) or None  # an empty list removes every 1
+        return lambda array: np.squeeze(array, removed)
 
 
 def counted(space: AxisSpace, dims: Arrangement, target: Sequence[Dim]) -> Arrangement | None:
@@ -332,7 +376,7 @@ def _is_part(size: Dim, whole: Atom) -> bool:
 
 
 class Stretched(Move):
-    """Dimensions of 1 that are repeated; a Tile repeats longer ones, too, as a whole."""
+    """Dimensions of 1 that are repeated."""
 
     is_layout = True
 
@@ -351,11 +395,15 @@ class Stretched(Move):
                 result.append(dim)
             elif size is None or size.const == 1:
                 result.append(space.new(wanted))
-            elif self.node.op_type == "Tile" and (times := wanted.exact_div(size)) is not None:
+            elif (times := self._times(wanted, size)) is not None:
                 result.append(space.new(times) + dim)
             else:
                 return None
         return tuple(result)
+
+    def _times(self, wanted: Dim, size: Dim) -> Dim | None:
+        """How often a dimension of this size, which is not 1, is repeated; None where it is not."""
+        return None
 
     def carrier(self, dim: int, known: Known) -> int | None:
         own, shape = known.shape(self.source), known.shape(self.result)
@@ -374,14 +422,23 @@ class Stretched(Move):
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         numbers = integers(1)
-        if numbers is None:
-            return None
-        if self.node.op_type == "Tile":
-            repeats = numbers.tolist()
-            sizes = [size * times for size, times in zip(shape, repeats, strict=True)]
-            return None if math.prod(sizes) > LARGEST_ARRAY else lambda array: np.tile(array, repeats)
-        target = np.broadcast_shapes(tuple(shape), tuple(numbers.tolist()))
+        return None if numbers is None else self._stretched(shape, numbers.tolist())
+
+    def _stretched(self, shape: Sequence[int], numbers: Sequence[int]) -> ArrayMove | None:
+        """The move of an array of this shape, by the numbers of the second input."""
+        target = np.broadcast_shapes(tuple(shape), tuple(numbers))
         return None if math.prod(target) > LARGEST_ARRAY else lambda array: np.broadcast_to(array, target)
+
+
+class Tiled(Stretched):
+    """Dimensions that are repeated as a whole."""
+
+    def _times(self, wanted: Dim, size: Dim) -> Dim | None:
+        return wanted.exact_div(size)
+
+    def _stretched(self, shape: Sequence[int], numbers: Sequence[int]) -> ArrayMove | None:
+        sizes = [size * times for size, times in zip(shape, numbers, strict=True)]
+        return None if math.prod(sizes) > LARGEST_ARRAY else lambda array: np.tile(array, numbers)
 
 
 class Cut(Move):
@@ -708,7 +765,7 @@ def mover(*op_types: str, form: Form, source: Condition = first_input) -> None:
 
 def move_of(node: ir.Node | None, known: Known) -> Move | None:
     """The move that a node is; None for operators that compute something."""
-    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in _FORMS:
+    if not has_row(node, _FORMS):
         return None
     form, condition = _FORMS[node.op_type]
     source = condition(node, known)

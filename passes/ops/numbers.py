@@ -50,6 +50,7 @@ from fa_compiler.passes.algebra.intervals import (
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.ir.nodes import (
+    all_known,
     constant,
     float_attr,
     input_of,
@@ -61,7 +62,6 @@ from fa_compiler.passes.ir.nodes import (
 )
 from fa_compiler.passes.ops.context import (
     Known,
-    all_known,
 )
 from fa_compiler.passes.ops.elementwise import INTEGER_RANGES
 from fa_compiler.passes.ops.generate import fill_of

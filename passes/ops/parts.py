@@ -24,7 +24,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, case
 from fa_compiler.passes.algebra.formula import Affine, Index, at_least_zero
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at, without_none
 from fa_compiler.passes.ops.context import (
     Context,
@@ -81,14 +81,14 @@ class Parts:
 
 def concat_of(node: ir.Node | None, known: Known) -> Parts | None:
     """What a Concat joins; None for other nodes, and where the rank is unknown."""
-    if node is None or not is_op(node, "Concat"):
+    if not is_op(node, "Concat"):
         return None
     return _parts(node, node.outputs[0], inputs_of(node), CONCAT_AXIS, known)
 
 
 def split_of(node: ir.Node | None, known: Known) -> Parts | None:
     """What a Split cuts; None for other nodes, and where the rank is unknown."""
-    if node is None or not is_op(node, "Split"):
+    if not is_op(node, "Split"):
         return None
     return _parts(node, operand_at(node, 0), node.outputs, SPLIT_AXIS, known)
 
@@ -116,7 +116,7 @@ def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
     there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
-    if node is None or not is_op(node, "Slice", "Split"):
+    if not is_op(node, "Slice", "Split"):
         return None
     source = input_of(node, 0)
     shape, whole = known.shape(value), known.shape(source)
@@ -213,7 +213,7 @@ def split_on_arrays(node: ir.Node, shape: Sequence[int], integers: Integers) -> 
     axis = int_attr(node, "axis", SPLIT_AXIS)
     sizes: Sequence[int | None] | None = listed(node, "split", integers(1))
     if sizes is None:
-        sizes = [size.const for size in equal_sizes(Dim(shape[axis]), len(node.outputs))]
+        sizes = consts(equal_sizes(Dim(shape[axis]), len(node.outputs)))
     known = [size for size in sizes if size is not None and size >= 0]
     ends = list(itertools.accumulate(known))
     if len(known) < len(node.outputs) or ends[-1] != shape[axis]:
@@ -229,7 +229,7 @@ def _taken(places: range, axis: int) -> ArrayMove:
 def _concat(ctx: Context) -> Fact:
     dtype = ctx.dtype(0)
     shapes = [ctx.shape(index) for index in range(len(ctx.facts))]
-    ranks = {len(shape) for shape in shapes if shape is not None}
+    ranks = {len(shape) for shape in without_none(shapes)}
     if len(ranks) != 1:
         return Fact(None, dtype)
     rank = ranks.pop()

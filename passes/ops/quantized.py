@@ -6,13 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import sole
+from fa_compiler.passes.algebra.symbolic import Dim, consts
+from fa_compiler.passes.ir.nodes import all_known, sole, without_none
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
     Fact,
-    all_known,
     axis_in,
     broadcast,
     content_fact,
@@ -77,7 +76,7 @@ def _integers(content: Content | None) -> npt.NDArray[np.int64] | None:
     """A content of integers that are the same in every run."""
     if content is None or content.dtype != object:
         return None
-    numbers = all_known(dim.const for dim in content.reshape(-1))
+    numbers = all_known(consts(content.reshape(-1)))
     if numbers is None:
         return None
     return np.array(numbers, dtype=np.int64).reshape(content.shape)
@@ -132,7 +131,7 @@ def _qlinear_where(ctx: Context) -> Fact:
 def _qlinear_concat(ctx: Context) -> Fact:
     """Behind the scale and zero point of the result, each tensor has its scale and zero point behind it."""
     shapes, dtype = [ctx.shape(place) for place in range(2, len(ctx.facts), 3)], ctx.dtype(1)
-    ranks = {len(shape) for shape in shapes if shape is not None}
+    ranks = {len(shape) for shape in without_none(shapes)}
     axis = ctx.axis_attr(sole(ranks))
     if axis is None:
         return Fact(None, dtype)

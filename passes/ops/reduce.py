@@ -9,7 +9,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.cases import Number
 from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import input_of, int_attr, opset
+from fa_compiler.passes.ir.nodes import elsewhere, input_of, int_attr, opset
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
@@ -24,6 +24,7 @@ from fa_compiler.passes.ops.context import (
     rank_of,
     rule,
     shape_of_groups,
+    shape_rule,
 )
 from fa_compiler.passes.ops.elementwise import does_not_overflow
 from fa_compiler.passes.ops.linear import NCHWC, PRODUCTS
@@ -96,7 +97,7 @@ def _without(shape: Shape, gone: Collection[int], keep: bool) -> Shape:
     """A shape whose dimensions `gone` are 1, or left out if they are not to be kept."""
     if keep:
         return tuple(Dim(1) if index in gone else dim for index, dim in enumerate(shape))
-    return tuple(dim for index, dim in enumerate(shape) if index not in gone)
+    return tuple(elsewhere(shape, gone))
 
 
 def _total_of_all(ctx: Context) -> Content | None:
@@ -134,13 +135,10 @@ def _arg(ctx: Context) -> Fact:
     return Fact(_without(shape, [axis], ctx.int_attr("keepdims", 1) != 0), ir.DataType.INT64)
 
 
-@rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
-@rule("GlobalAveragePool", "GlobalMaxPool", domain=NCHWC)
-def _global_pool(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
-    return Fact((*shape[:2], *[Dim(1)] * (len(shape) - 2)), ctx.dtype(0))
+@shape_rule("GlobalAveragePool", "GlobalMaxPool", "GlobalLpPool")
+@shape_rule("GlobalAveragePool", "GlobalMaxPool", domain=NCHWC)
+def _global_pool(ctx: Context, shape: Shape) -> Shape:
+    return (*shape[:2], *[Dim(1)] * (len(shape) - 2))
 
 
 @rule("LayerNormalization", "RMSNormalization")

@@ -24,7 +24,9 @@ from fa_compiler.op_registry import (
     names,
 )
 from fa_compiler.op_registry.parser_plugins import NPU, PARSER_PLUGINS
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import without_absent
 from fa_compiler.passes.ops.context import Context, Fact, rule
 
 
@@ -61,7 +63,7 @@ def _inferred(ctx: Context, operator: str, attrs: Mapping[str, Any]) -> list[Fac
     given = [_info(ctx.fact(index), sizes) if ctx.has(index) else None for index in range(len(ctx.facts))]
     try:
         bound = bind_inputs(spec, given, attrs)
-        inferred = infer(spec.name, {name: info for name, info in bound.items() if info is not None}, attrs)
+        inferred = infer(spec.name, without_absent(bound), attrs)
     except RegistryError:
         return []
     return [_fact(inferred[output.name], sizes) for output in spec.outputs[: len(ctx.node.outputs)]]
@@ -86,7 +88,7 @@ def _text(size: Dim, sizes: dict[str, Dim]) -> str:
 
 def _fact(info: TensorInfo, sizes: dict[str, Dim]) -> Fact:
     number = dtypes.to_onnx(info.dtype) if info.dtype else None
-    dtype = None if number is None else ir.DataType(number)
+    dtype = if_known(ir.DataType, number)
     if info.shape is None:
         return Fact(None, dtype)
     return Fact(tuple(_size(size, sizes) for size in info.shape), dtype)

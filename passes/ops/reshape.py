@@ -7,7 +7,8 @@ import math
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim, product, simplify_given
+from fa_compiler.passes.algebra.symbolic import Dim, consts, product, simplify_given
+from fa_compiler.passes.ir.nodes import elsewhere
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -20,8 +21,9 @@ from fa_compiler.passes.ops.context import (
     listed_shape,
     or_fresh,
     rule,
+    shape_rule,
 )
-from fa_compiler.passes.ops.moves import Permuted, Regrouped, Shuffled, mover
+from fa_compiler.passes.ops.moves import Flattened, Inserted, Permuted, Regrouped, Removed, Shuffled, mover
 
 ONE = Dim(1)
 
@@ -29,7 +31,7 @@ ONE = Dim(1)
 def with_shape(content: Content | None, shape: Shape | None, dtype: ir.DataType | None) -> Fact:
     """The fact of `content` in a new shape. The order of the elements stays."""
     if content is not None and shape is not None:
-        sizes = [dim.const for dim in shape]
+        sizes = consts(shape)
         known = [size for size in sizes if size is not None and 0 <= size <= LIMIT]
         if len(known) == len(sizes) and math.prod(known) == content.size:
             return content_fact(content.reshape(known), dtype)
@@ -123,7 +125,7 @@ def _squeeze(ctx: Context) -> Fact:
     gone = axes_in(axes or [], len(shape))
     if gone is None:
         return Fact(None, ctx.dtype(0))
-    kept = tuple(dim for index, dim in enumerate(shape) if index not in gone)
+    kept = tuple(elsewhere(shape, gone))
     return with_shape(ctx.content(0), kept, ctx.dtype(0))
 
 
@@ -157,20 +159,21 @@ def _transpose(ctx: Context) -> Fact:
     return Fact(tuple(shape[axis] for axis in perm), ctx.dtype(0))
 
 
-@rule("DepthToSpace", "SpaceToDepth")
-def _depth(ctx: Context) -> Fact:
-    shape = ctx.shape(0, rank=4)
-    block = ctx.int_attr("blocksize", 1)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
-    batch, depth, height, width = shape
-    if ctx.node.op_type == "DepthToSpace":
-        result = (batch, Dim.floordiv(depth, block * block), height * block, width * block)
-    else:
-        result = (batch, depth * (block * block), Dim.floordiv(height, block), Dim.floordiv(width, block))
-    return Fact(result, ctx.dtype(0))
+@shape_rule("DepthToSpace", rank=4)
+def _depth_to_space(ctx: Context, shape: Shape) -> Shape:
+    (batch, depth, height, width), block = shape, ctx.int_attr("blocksize", 1)
+    return batch, Dim.floordiv(depth, block * block), height * block, width * block
 
 
-mover("Reshape", "Flatten", "Squeeze", "Unsqueeze", form=Regrouped)
+@shape_rule("SpaceToDepth", rank=4)
+def _space_to_depth(ctx: Context, shape: Shape) -> Shape:
+    (batch, depth, height, width), block = shape, ctx.int_attr("blocksize", 1)
+    return batch, depth * (block * block), Dim.floordiv(height, block), Dim.floordiv(width, block)
+
+
+mover("Reshape", form=Regrouped)
+mover("Flatten", form=Flattened)
+mover("Squeeze", form=Removed)
+mover("Unsqueeze", form=Inserted)
 mover("Transpose", form=Permuted)
 mover("DepthToSpace", "SpaceToDepth", form=Shuffled)

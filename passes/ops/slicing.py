@@ -9,15 +9,14 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import input_of, without_none
+from fa_compiler.passes.algebra.symbolic import Dim, consts, product
+from fa_compiler.passes.ir.nodes import all_known, input_of, without_none
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
     Known,
-    all_known,
     as_axis_size,
     axis_in,
     broadcast,
@@ -29,7 +28,7 @@ from fa_compiler.passes.ops.context import (
     with_dims,
 )
 from fa_compiler.passes.ops.cuts import pads_of
-from fa_compiler.passes.ops.moves import Cut, Stretched, Unpadded, mover
+from fa_compiler.passes.ops.moves import Cut, Stretched, Tiled, Unpadded, mover
 
 _END = 10**9
 """A slice's end from here on means "to the end" (tf2onnx writes 1e9): no axis is that long."""
@@ -242,7 +241,7 @@ def _expand(ctx: Context) -> Fact:
     if shape is None:
         # The input may have a higher rank than the target asks for.
         return Fact(None, dtype)
-    content, sizes = ctx.content(0), all_known(dim.const for dim in shape)
+    content, sizes = ctx.content(0), all_known(consts(shape))
     if content is not None and sizes is not None and product(shape).const in range(1, LIMIT + 1):
         try:
             return content_fact(np.broadcast_to(content, sizes), dtype)
@@ -261,4 +260,5 @@ def _unpadded(node: ir.Node, known: Known) -> ir.Value | None:
 
 mover("Slice", form=Cut)
 mover("Pad", form=Unpadded, source=_unpadded)
-mover("Expand", "Tile", form=Stretched)
+mover("Expand", form=Stretched)
+mover("Tile", form=Tiled)

@@ -29,8 +29,9 @@ import onnx_ir as ir
 from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, place_inputs
 from fa_compiler.op_registry.collectives import RING, STATISTICS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import ABSENT, constant, text_attr
+from fa_compiler.passes.ir.nodes import ABSENT, attribute_values, constant, instances, text_attr
 from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
 from fa_compiler.passes.parallel.methods import AttentionSizes, Choice, refused_methods
 from fa_compiler.passes.parallel.places import Place, Refusal
@@ -148,7 +149,7 @@ def _backward(sharder: Sharder, node: ir.Node) -> ir.Node:
 def operands_of(node: ir.Node) -> tuple[dict[str, ir.Value], dict[str, Any]]:
     """The inputs that a node has, and all its attributes, by name."""
     spec = get(node.op_type)
-    attrs = {name: attr.value for name, attr in node.attributes.items()}
+    attrs = attribute_values(node)
     inputs = {name: value for name, value in zip(spec.input_names, node.inputs, strict=False) if value is not None}
     return inputs, full_attrs(spec, attrs)
 
@@ -187,7 +188,7 @@ def add_collective(
         place_inputs(spec, forms),
         [ir.convenience.convert_attribute(name, value) for name, value in attrs.items()],
         num_outputs=len(outputs),
-        name=sharder.names.new(label(node) or "attention"),
+        name=sharder.names.new(label(node)),
     )
     given = dict(zip(spec.output_names, node.outputs, strict=False))
     for name, value in zip(outputs, made.outputs, strict=True):
@@ -297,9 +298,9 @@ def _sizes(
     """The sizes that the choice of a method depends on. Raises Refusal where they are unknown."""
     heads = int(str(attrs["head_num"]))
     shapes = (sharder.shape(inputs[name], node) for name in ("query", "key", "value"))
-    query, key, value = (TensorInfo("", tuple(size.const for size in shape)) for shape in shapes)
+    query, key, value = (TensorInfo("", tuple(consts(shape))) for shape in shapes)
     sizes = measure(str(attrs["input_layout"]), heads, query, key, value)
-    numbers = [size for size in (sizes.n2, sizes.d, sizes.dv) if isinstance(size, int)]
+    numbers = instances((sizes.n2, sizes.d, sizes.dv), int)
     if len(numbers) < 3 or min(heads, *numbers) < 1:
         raise Refusal("its heads and their sizes are unknown", node)
     key_heads, size, value_width = numbers
@@ -308,7 +309,7 @@ def _sizes(
     if (reason := sharder.no_ring or _ring_fault(sharder, inputs.get("real_shift"))) and RING not in refused:
         refused[RING] = reason
     return AttentionSizes(
-        name=label(node) or node.op_type,
+        name=label(node),
         heads=heads,
         key_heads=key_heads,
         width=size + value_width,

@@ -37,7 +37,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry import DOMAIN, GRAPH_OP, get
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, text_attr, without_none
+from fa_compiler.passes.ir.nodes import certain, inputs_of, int_attr, is_op, text_attr, without_none
 from fa_compiler.passes.ir.nodes import operands as operands_of
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.parts import Parts, concat_of
@@ -87,8 +87,8 @@ def _key_lengths(graph: ir.Graph, info: ShapeInfo) -> Iterator[Dim]:
         axis = SEQUENCE_AXIS.get(text_attr(node, "input_layout", ""))
         if node.domain != DOMAIN or node.op_type != GRAPH_OP or axis is None:
             continue
-        shapes = ((name, info.shape(value)) for name, value in zip(names, operands_of(node), strict=False))
-        sizes = {name: shape[axis] for name, shape in shapes if shape is not None and len(shape) > axis}
+        shapes = ((name, info.sizes(value)) for name, value in zip(names, operands_of(node), strict=False))
+        sizes = {name: shape[axis] for name, shape in shapes if len(shape) > axis}
         yield from (sizes[name] for name in KEYS if name in sizes and sizes[name] != sizes.get("query"))
 
 
@@ -108,8 +108,8 @@ def _concatenated(joined: Parts, info: ShapeInfo) -> Joined | None:
     if len(parts) < 2 or length is None or (before := info.shape(parts[0])) is None:
         return None
     past, direct = _source(parts[0], info)
-    sizes = info.shape(past)
-    if not past.is_graph_input() or past.const_value is not None or sizes is None or len(sizes) < 3:
+    sizes = info.sizes(past)
+    if not past.is_graph_input() or past.const_value is not None or len(sizes) < 3:
         return None
     places = [dim for dim, size in enumerate(sizes) if size == before[axis]]
     if not places:
@@ -215,8 +215,7 @@ class CacheSharder(_OfAnyLength):
     def _part_of_keys(self) -> tuple[ir.Value, ir.Value, ir.Value, ir.Value]:
         """`part`, and the places of the rank's own among the new tokens."""
         if self._keys_part is None:
-            total = self.size(self.length)
-            assert total is not None
+            total = certain(self.size(self.length))
             node = self.part_node([total], ("positions", "length", "count", "appended"))
             self.nodes.append(node)
             self._keys_part = (node.outputs[0], node.outputs[1], node.outputs[2], node.outputs[3])

@@ -13,6 +13,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import collectives, get
 from fa_compiler.op_registry.ops.flash_linear_attention import CORRECTED
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.ir.nodes import is_read
 from fa_compiler.passes.parallel.attention_rule import add_collective, operands_of
@@ -78,7 +79,7 @@ def _made(sharder: Sharder, node: ir.Node) -> ir.Node:
             raise Refusal(f"its {name} is not proven to be as long as the sequence", node)
         else:
             forms[name] = sharder.local(value, Place(axis), node)
-    sharder.handed.append(Handed(label(node) or node.op_type, _bytes(sharder, node, inputs, attrs)))
+    sharder.handed.append(Handed(label(node), _bytes(sharder, node, inputs, attrs)))
     read = is_read(node.outputs[-1]) and len(node.outputs) > 1
     names: Sequence[str] = collectives.STATE_OUTPUTS
     if not read:
@@ -88,7 +89,7 @@ def _made(sharder: Sharder, node: ir.Node) -> ir.Node:
 
 def _bytes(sharder: Sharder, node: ir.Node, inputs: Mapping[str, ir.Value], attrs: Mapping[str, Any]) -> int:
     """What a chunk hands on (fa_compiler/parallel/states.py). Raises Refusal where the sizes are unknown."""
-    sizes = {name: [size.const for size in sharder.shape(value, node)] for name, value in inputs.items()}
+    sizes = {name: consts(sharder.shape(value, node)) for name, value in inputs.items()}
     if node.op_type == "ShortConvolution":
         channels, _, width = sizes["weight"]
         if channels is None or width is None:

@@ -24,6 +24,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
     input_of,
     int_attr,
+    ints_attr,
     is_op,
     places_of,
     text_attr,
@@ -278,18 +279,12 @@ def convolution(sharder: Sharder, node: ir.Node, output: int, place: Place) -> i
         raise Refusal("the sequence is among its channels", node)
     if spatial >= 0:
         width = len(weight) - 2
-        steps, padding = _ints(node, "strides", [1] * width), _ints(node, "pads", [0] * (2 * width))
+        steps, padding = ints_attr(node, "strides", [1] * width), ints_attr(node, "pads", [0] * (2 * width))
         padded = padding[spatial] or padding[spatial + len(steps)]
         padded = padded or text_attr(node, "auto_pad", "NOTSET") not in ("NOTSET", "VALID")
         if weight[place.dim].const != 1 or steps[spatial] != 1 or padded:
             raise Refusal(f"{MIXES}: its window is longer than one token", node)
     return _with_first_local(sharder, node, place).outputs[output]
-
-
-def _ints(node: ir.Node, name: str, default: list[int]) -> list[int]:
-    """The integers of an attribute, or its default."""
-    attr = node.attributes.get(name)
-    return default if attr is None else list(attr.as_ints())
 
 
 @local_rule("QuantizeLinear", "DequantizeLinear")

@@ -21,7 +21,7 @@ from fa_compiler.op_registry import collectives
 from fa_compiler.passes.algebra.axes import Axis, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim, product
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op
+from fa_compiler.passes.ir.nodes import constant, input_of, int_attr, is_op, without_none
 from fa_compiler.passes.layout.contraction import contraction
 from fa_compiler.passes.ops.cuts import NO_PADS, pads_along, slice_bounds
 from fa_compiler.passes.ops.linear import PRODUCTS
@@ -180,7 +180,7 @@ def cut_out(sharder: Sharder, node: ir.Node, output: int) -> ir.Value:
     _, length, _ = sharder.part
     every = sharder.range(length)
     first, last, *steps = (
-        sharder.cast(sharder.whole(bound, node), INT64) for bound in (begin, end, step) if bound is not None
+        sharder.cast(sharder.whole(bound, node), INT64) for bound in without_none((begin, end, step))
     )
     indices = sharder.slice(every, first, last, [0], *steps)
     return _select(sharder, node, data, bounds[0][0], indices)

@@ -41,6 +41,7 @@ from fa_compiler.op_registry import DOMAIN, GRAPH_OP, bind_inputs, get, place_in
 from fa_compiler.op_registry.collectives import ALL_TO_ALL, FORWARD_OUTPUTS, GATHER, Chunk, keys_in_band
 from fa_compiler.op_registry.constraints.training import compressed_mask
 from fa_compiler.op_registry.geometry import UNLIMITED
+from fa_compiler.passes.ir.nodes import attribute_values, certain, without_absent
 from fa_compiler.passes.masks.magnitudes import FLOAT32_MAX
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_emitter import RankEmitter
@@ -52,7 +53,7 @@ LIMITS = ("pre_tockens", "next_tockens")
 
 def sequence_attention(emit: RankEmitter, node: ir.Node) -> ir.Value:
     """attention_out of the rank's rows, in the layout of query. Raises Refusal."""
-    attrs = {name: attr.value for name, attr in node.attributes.items()}
+    attrs = attribute_values(node)
     bound = bind_inputs(get(GRAPH_OP), list(node.inputs), attrs)
     inputs = {name: value for name, value in bound.items() if isinstance(value, ir.Value)}
     if "query_rope" in inputs or "key_rope" in inputs:
@@ -134,7 +135,7 @@ class _Attention:
         inputs["real_shift"] = self._rows_and_keys(self.bias, rows, keys, first)
         attrs = {**self.attrs, "head_num": self.heads, "input_layout": "SBH", "sparse_mode": mode}
         attrs |= {"pre_tockens": pre, "next_tockens": after}
-        given = place_inputs(spec, {name: value for name, value in inputs.items() if value is not None})
+        given = place_inputs(spec, without_absent(inputs))
         made = self.emit.node(GRAPH_OP, given, attrs, DOMAIN, len(spec.outputs))
         outputs = dict(zip(spec.output_names, made.outputs, strict=True))
         for name, output in outputs.items():
@@ -209,8 +210,7 @@ def _by_gather(call: _Attention, query: ir.Value, key: ir.Value, value: ir.Value
     whole = [emit.in_sequence(emit.gathered(part)) for part in (key, value)]
     results = []
     for rows, first in call.own_chunks():
-        keys = call.keys_of(rows, (0, length))
-        assert keys is not None  # the band leaves each row its own key
+        keys = certain(call.keys_of(rows, (0, length)))  # the band leaves each row its own key
         own = emit.cut(query, 0, first, first + rows[1] - rows[0])
         parts = [emit.cut(tensor, 0, *keys) for tensor in whole]
         results.append(call.call([own, *parts], rows, keys, first)[OUT])

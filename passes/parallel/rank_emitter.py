@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, collectives, hcom
 from fa_compiler.op_registry.collectives import Chunk
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.emit.operators import AttrValue, Ints, Operators
 from fa_compiler.passes.ir.nodes import without_none
@@ -71,7 +72,7 @@ class RankEmitter(Operators):
 
     def shape(self, value: ir.Value) -> tuple[int, ...]:
         """The sizes of a value."""
-        sizes = [size.const for size in self.info.shape(value) or ()]
+        sizes = consts(self.info.sizes(value))
         if self.info.shape(value) is None or None in sizes:
             raise Refusal(f"the sizes of {value.name!r} are not known before the run", self.place)
         return tuple(without_none(sizes))

@@ -24,7 +24,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, VERSION, collectives
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import constant, remember_versions
+from fa_compiler.passes.ir.nodes import certain, constant, name_of, remember_versions
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_attention import sequence_attention
 from fa_compiler.passes.parallel.rank_emitter import INT64, Rank, RankEmitter
@@ -61,7 +61,7 @@ def rank_graph(
     graph = made.graph
     graph.name = f"{graph.name or 'model'}_rank_{rank.number}"
     for value in graph.inputs:
-        axis = report.inputs.get(value.name or "")
+        axis = report.inputs.get(name_of(value))
         if value.name is not None and value.name in sizes:  # a weight may be an input, too
             shape = list(sizes[value.name])
             if axis is not None:
@@ -92,8 +92,7 @@ def _results(emit: RankEmitter, node: ir.Node) -> list[ir.Value]:
         raise Refusal("a training graph has no form for single ranks; shard writes one for ranks of MPI", node)
     if node.op_type == collectives.SEQUENCE_ATTENTION:
         return [sequence_attention(emit, node)]
-    part = node.inputs[0]
-    assert part is not None
+    part = certain(node.inputs[0])
     if node.op_type == collectives.ALL_REDUCE:
         return [emit.reduced(part, "sum")]
     axis = node.attributes["axis"].as_int()
@@ -101,8 +100,7 @@ def _results(emit: RankEmitter, node: ir.Node) -> list[ir.Value]:
         inner, reduction = node.attributes["inner"].as_int(), node.attributes["reduction"].as_string()
         return [_extremes(emit, part, axis, inner, reduction)]
     if node.op_type == collectives.SELECT_TOKENS:
-        indices = node.inputs[1]
-        assert indices is not None
+        indices = certain(node.inputs[1])
         return [_selected(emit, part, indices, axis)]
     whole = emit.in_sequence(emit.gathered(emit.first(part, axis)))
     return [emit.back(whole, axis)]

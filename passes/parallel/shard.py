@@ -21,6 +21,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
     all_nodes,
     is_op,
+    name_of,
     operand_at,
     reached,
     remember_versions,
@@ -80,13 +81,13 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     _name_alike(graph, options.axes)
     sharder, axes, caches = _sharder(model, options)
     sharder.own_graphs, sharder.no_ring = bool(options.sizes), options.no_ring
-    presents = {cache.past.name or "": _present(cache, sharder.info) for cache in caches}
+    presents = {name_of(cache.past): _present(cache, sharder.info) for cache in caches}
     parts = {presents[name]: axis for name, axis in axes.items() if name in presents}
     with _deep_calls():
         outputs = [_output(sharder, value, parts) for value in graph.outputs]
     order = _order(sharder, caches)
     axes_of = {"inputs": {name: axes.get(name) for value in sharder.inputs if (name := value.name)}}
-    axes_of["outputs"] = {value.name or "": axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
+    axes_of["outputs"] = {name_of(value): axis for value, (_, axis) in zip(graph.outputs, outputs, strict=True)}
     result = _model(model, sharder, [value for value, _ in outputs])
     record: dict[str, Any] = {"ranks": options.ranks, "order": order, **axes_of}
     if caches:
@@ -115,7 +116,7 @@ def _sharder(model: ir.Model, options: ParallelOptions) -> tuple[Sharder, dict[s
     caches: list[Joined] = []
     if options.prompt or not options.axes:
         caches = joined_caches(graph, info)
-    pasts = {cache.past.name or "": cache.axis for cache in caches}
+    pasts = {name_of(cache.past): cache.axis for cache in caches}
     if caches and not options.prompt:
         return _cache_sharder(model, pasts, options, chosen)
     if options.prompt:
@@ -160,7 +161,7 @@ def _empty(graph: ir.Graph, caches: Mapping[str, int]) -> None:
     if not caches:
         raise Refusal("no cache was found that a prompt could fill; leave out --prompt", None)
     for value in graph.inputs:
-        axis = caches.get(value.name or "")
+        axis = caches.get(name_of(value))
         if axis is None or value.shape is None:
             continue
         sizes = list(value.shape)
@@ -183,13 +184,13 @@ def _present(cache: Joined, info: ShapeInfo) -> str:
     if cache.direct:
         outputs = outputs[:1]
     else:
-        wanted = list(info.shape(cache.past) or ())
+        wanted = list(info.sizes(cache.past))
         wanted[cache.axis] = cache.length
         outputs = [value for value in outputs if info.shape(value) == tuple(wanted)]
     if len(outputs) != 1:
         what = "several outputs may have" if outputs else "no output has"
         raise Refusal(f"{what} the cache {cache.past.name!r} with its new tokens", cache.node)
-    return outputs[0].name or ""
+    return name_of(outputs[0])
 
 
 def _copies(value: ir.Value, info: ShapeInfo) -> Iterator[ir.Value]:
@@ -250,7 +251,7 @@ def _name_alike(graph: ir.Graph, axes: Mapping[str, int]) -> None:
 
 def _sequence(graph: ir.Graph, info: ShapeInfo, given: Mapping[str, int]) -> tuple[Dim, dict[str, int]]:
     """The length of the sequence, and for each input that carries it the dimension. Raises Refusal."""
-    shapes = {value.name or "": info.shape(value) or () for value in graph.inputs if value.const_value is None}
+    shapes = {name_of(value): info.sizes(value) for value in graph.inputs if value.const_value is None}
     for name in given:
         if name not in shapes:
             raise Refusal(f"the input {name!r} has a default, which every rank has whole", None)
@@ -322,7 +323,7 @@ def _broadcast_inputs(graph: ir.Graph, info: ShapeInfo) -> dict[str, int]:
         return {}
     axes = {}
     for value in graph.inputs:
-        dims = [dim for dim, size in enumerate(info.shape(value) or ()) if size in parts]
+        dims = [dim for dim, size in enumerate(info.sizes(value)) if size in parts]
         if dims and value.name is not None:
             axes[value.name] = dims[0]
     return axes
@@ -338,7 +339,7 @@ def _output(sharder: Sharder, value: ir.Value, presents: Mapping[str, int]) -> t
     weight. An output is then whole if a rank can compute the whole.
     """
     maker, is_open = value.producer(), sharder.length.const is None
-    if (axis := presents.get(value.name or "")) is not None:
+    if (axis := presents.get(name_of(value))) is not None:
         return sharder.local(value, Place(axis), maker), axis
     if presents:
         with suppress(Refusal):
@@ -374,7 +375,7 @@ def _first_local(sharder: Sharder, value: ir.Value, dims: Sequence[int]) -> tupl
 def _gathered(graph: ir.Graph) -> tuple[str, ...]:
     """The values of which every rank gets all tokens."""
     gathers = (node for node in graph if node.op_type == collectives.ALL_GATHER)
-    return tuple(operand_at(node, 0).name or "" for node in gathers)
+    return tuple(name_of(operand_at(node, 0)) for node in gathers)
 
 
 def _order(sharder: Sharder, caches: Sequence[Joined]) -> str:

@@ -28,16 +28,20 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.op_registry import DOMAIN, collectives
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.emit.operators import AttrValue, Operators
 from fa_compiler.passes.ir.nodes import (
     RANDOM,
     STANDARD,
+    certain,
+    elsewhere,
     graph_opset,
     int_attr,
     is_op,
     is_overridable,
+    name_of,
     subgraphs,
     values_read,
     without_none,
@@ -272,7 +276,7 @@ class Sharder(Operators):
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
 
     def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        if is_op(node, *RANDOM) and not (is_op(node, "Dropout") and drops_nothing(node)):
+        if is_op(node, *RANDOM) and not drops_nothing(node):
             raise Refusal("it draws random numbers", node)
         inputs = _forms(node.inputs, self._whole)
         attrs = None
@@ -335,10 +339,10 @@ class Sharder(Operators):
             return self._initializer(value)
         if value not in self.inputs:
             raise Refusal(f"it reads {value.name!r}, which the graph does not make", None)
-        axis = self.axes.get(value.name or "")
+        axis = self.axes.get(name_of(value))
         if axis is None:
             return self.inputs[value]
-        features = [size for dim, size in enumerate(self.shape(value, None)) if dim not in (0, axis)]
+        features = elsewhere(self.shape(value, None), (0, axis))
         if math.prod(size.const or 1 for size in features) > LIGHT_FEATURES:
             reason = f"it mixes the sequence: each rank would need {value.name!r} of all tokens"
             if self.length.const is not None:  # another dimension may have this number, such as one of a weight
@@ -350,8 +354,7 @@ class Sharder(Operators):
         return self._gathered(self.inputs[value], axis)
 
     def _whole_shape(self, node: ir.Node) -> ir.Value:
-        source = node.inputs[0]
-        assert source is not None
+        source = certain(node.inputs[0])
         shape = self.shape(source, node)
         start, end = int_attr(node, "start", 0), int_attr(node, "end", len(shape))
         parts = [self.size(size) for size in shape[start:end]]
@@ -380,7 +383,7 @@ class Sharder(Operators):
     def _make_local(self, value: ir.Value, place: Place, reader: ir.Node | None) -> ir.Value:
         node = value.producer()
         if node is None:
-            if value in self.inputs and place.alone and self.axes.get(value.name or "") == place.dim:
+            if value in self.inputs and place.alone and self.axes.get(name_of(value)) == place.dim:
                 return self.inputs[value]
             return self.take(value, place, reader)
         rule = LOCAL_RULES.get(node.op_type)
@@ -449,8 +452,8 @@ class Sharder(Operators):
         if size == self.length:
             return self.part[1]
         for value, own in self.inputs.items():
-            for dim, own_size in enumerate(self.info.shape(value) or ()):
-                if own_size == size and self.axes.get(value.name or "") != dim:
+            for dim, own_size in enumerate(self.info.sizes(value)):
+                if own_size == size and self.axes.get(name_of(value)) != dim:
                     return self.dimension(own, dim)
         return self._composed(size)
 
@@ -599,7 +602,7 @@ class Sharder(Operators):
             tensor = ir.tensor(array, name=self.names.new(name))
             value = ir.Value(name=tensor.name, const_value=tensor)
             value.dtype, value.shape = tensor.dtype, ir.Shape(array.shape)
-            self.initializers[tensor.name or ""] = value
+            self.initializers[name_of(tensor)] = value
             self._clones[key] = ir.node("Identity", [value])
         (known,) = self._clones[key].inputs
         assert known is not None
@@ -609,7 +612,7 @@ class Sharder(Operators):
 
     def _default(self, value: ir.Value) -> ir.Value:
         made = ir.Value(name=value.name, type=value.type, shape=value.shape, const_value=value.const_value)
-        self.initializers[self.names.new(value.name or "")] = made
+        self.initializers[self.names.new(name_of(value))] = made
         return made
 
     def _initializer(self, value: ir.Value) -> ir.Value:
@@ -623,8 +626,8 @@ class Sharder(Operators):
 
     def _input(self, value: ir.Value) -> ir.Value:
         """The rank's own input, with a name for the size of its part."""
-        axis = self.axes.get(value.name or "")
-        made = ir.Value(name=self.names.new(value.name or ""), type=value.type)
+        axis = self.axes.get(name_of(value))
+        made = ir.Value(name=self.names.new(name_of(value)), type=value.type)
         if value.shape is not None:
             sizes = list(value.shape)
             if axis is not None:
@@ -633,7 +636,7 @@ class Sharder(Operators):
         return made
 
     def _find_touched(self) -> set[ir.Value]:
-        touched = {value for value in self.graph.inputs if (value.name or "") in self.axes}
+        touched = {value for value in self.graph.inputs if name_of(value) in self.axes}
         for node in self.graph:
             if not is_op(node, "Shape", "Size") and any(value in touched for value in values_read(node)):
                 touched.update(node.outputs)
@@ -670,4 +673,4 @@ class _Settled:
 
 def _forms(values: Sequence[ir.Value | None], form: Callable[[ir.Value], ir.Value]) -> list[ir.Value | None]:
     """The forms of a node's inputs; an absent one stays absent."""
-    return [None if value is None else form(value) for value in values]
+    return [if_known(form, value) for value in values]

@@ -57,6 +57,8 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
+    attribute_values,
+    certain,
     equal_values,
     holds_output,
     is_dead,
@@ -65,6 +67,7 @@ from fa_compiler.passes.ir.nodes import (
     operands,
     outputs_of,
     source_through,
+    without_none,
 )
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
@@ -116,10 +119,9 @@ class Part:
         """What this side makes of the product of the probabilities with the values."""
         if self.chooser is not None:
             inputs = [value, *self.chooser.inputs[1:]]
-            attributes = {name: attribute.value for name, attribute in self.chooser.attributes.items()}
+            attributes = attribute_values(self.chooser)
             count = len(self.chooser.outputs)
-            made = builder.op(self.chooser.op_type, inputs, attributes, outputs=count).producer()
-            assert made is not None
+            made = certain(builder.op(self.chooser.op_type, inputs, attributes, outputs=count).producer())
             value = made.outputs[self.output]
         if self.scaling is not None:
             value = builder.op(self.scaling.op_type, [value, self.factor])
@@ -128,10 +130,9 @@ class Part:
     def total(self, builder: Builder) -> ir.Value:
         """The sum along the keys, whose size is then 1."""
         if self.anchor is None:
-            rank = len(builder.info.shape(self.probabilities) or ())
+            rank = len(builder.info.sizes(self.probabilities))
             return builder.reduce("ReduceSum", self.probabilities, [rank - 1])
-        dtype = builder.info.dtype(self.probabilities)
-        assert dtype is not None
+        dtype = certain(builder.info.dtype(self.probabilities))
         return self.factor or builder.constant(np.array(1.0, dtype.numpy()), "one")
 
     def least_total(self, facts: Facts) -> float:
@@ -154,7 +155,7 @@ class Difference:
     @property
     def replaced(self) -> tuple[ir.Node, ...]:
         """The nodes from the probabilities to the product, the product first."""
-        parts = [node for part in self.parts for node in (part.scaling, part.chooser) if node is not None]
+        parts = without_none(node for part in self.parts for node in (part.scaling, part.chooser))
         return tuple(dict.fromkeys((self.product, *reversed(self.dividing), self.combining, *parts)))
 
     @property
@@ -197,7 +198,7 @@ def move_products(
     The graph stays as it is where there are none."""
     result = Substitutions()
     for difference in list(_differences(graph, softmaxes, matcher.facts)):
-        anchors = [part.anchor for part in difference.parts if part.anchor is not None]
+        anchors = without_none(part.anchor for part in difference.parts)
         if any(is_match(anchor, matcher) for anchor in anchors):
             continue  # a sum with zeros, which the ordinary matcher leaves out
         with Trial(new_builder()) as trial:
@@ -233,14 +234,14 @@ def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], fac
         return None
     difference = Difference(combining, product, parts, dividing)
     values = difference.values
-    if len(facts.info.shape(values) or ()) < 2 or not all(_values_fit(values, part, facts.info) for part in parts):
+    if len(facts.info.sizes(values)) < 2 or not all(_values_fit(values, part, facts.info) for part in parts):
         return None
     return difference
 
 
 def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
     """Case 2: what is divided by the sum of each row, and the nodes that do so. Otherwise the value itself and ()."""
-    divide, rank = weights.producer(), len(info.shape(weights) or ())
+    divide, rank = weights.producer(), len(info.sizes(weights))
     if not is_op(divide, "Div"):
         return weights, ()
     combined, total = operands(divide)
@@ -287,7 +288,7 @@ def _scaled_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], inf
 
 def _is_per_row(factor: ir.Value, chosen: ir.Value, info: ShapeInfo) -> bool:
     """Case 4: is a factor of size 1 along the keys, and of no more dimensions than what it multiplies?"""
-    shape, rank = info.shape(factor), len(info.shape(chosen) or ())
+    shape, rank = info.shape(factor), len(info.sizes(chosen))
     return shape is not None and len(shape) <= rank and (not shape or shape[-1].const == 1)
 
 
@@ -306,7 +307,7 @@ def _chosen_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], inf
 def _choice(chooser: ir.Node, value: ir.Value, info: ShapeInfo) -> Part | None:
     """Cases 6 to 8: the part that a node chooses along an axis before rows and keys."""
     part = equal_part(value, info)  # a Slice that names another axis, too, would cut the results
-    if part is None or part.axis >= len(info.shape(part.source) or ()) - 2:
+    if part is None or part.axis >= len(info.sizes(part.source)) - 2:
         return None
     output = list(chooser.outputs).index(value)
     return Part(part.source, chooser, output, part.axis, part.count, part.drops_axis)
@@ -364,7 +365,7 @@ def _adds_up(anchor: SoftmaxAnchor, part: Part, matches: bool, info: ShapeInfo) 
     """Is the sum of probabilities along the keys 1? What matches is known to be a softmax along the keys."""
     if anchor.sink is not None or anchor.overflows or anchor.masked or anchor.floored:
         return False
-    rank = len(info.shape(part.probabilities) or ())
+    rank = len(info.sizes(part.probabilities))
     return matches or (part.probabilities is anchor.output and anchor.axes == (rank - 1,))
 
 
@@ -387,7 +388,7 @@ def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
 
 def _own_axis(part: Part, chooser: ir.Node, values: ir.Value, info: ShapeInfo) -> int:
     """Which axis of the values stands where a chooser chooses a part; negative where they have none there."""
-    return part.axis - (len(info.shape(chooser.outputs[0]) or ()) - len(info.shape(values) or ()))
+    return part.axis - (len(info.sizes(chooser.outputs[0])) - len(info.sizes(values)))
 
 
 def _values_fit(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
@@ -395,8 +396,8 @@ def _values_fit(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
     chooser = part.chooser
     if chooser is None:
         return True
-    shape, sizes = info.shape(values), info.shape(chooser.outputs[0])
-    if shape is None or sizes is None or len(shape) > len(sizes):
+    shape, sizes = info.sizes(values), info.sizes(chooser.outputs[0])
+    if len(shape) > len(sizes):
         return False
     own = _own_axis(part, chooser, values, info)
     axis = own + len(sizes) - len(shape)
@@ -410,6 +411,6 @@ def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
         own = _own_axis(part, part.chooser, values, info)
         if own > 0 and part.drops_axis:
             values = builder.unsqueeze(values, [own])
-        elif own >= 0 and not part.drops_axis and (info.shape(values) or ())[own].const != 1:
+        elif own >= 0 and not part.drops_axis and info.sizes(values)[own].const != 1:
             values = builder.concat([values] * part.count, own)
     return builder.matmul(part.probabilities, values)

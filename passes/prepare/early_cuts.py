@@ -34,16 +34,18 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     constant,
     distinct_consumers,
+    has_row,
     holds_output,
     input_of,
     int_attr,
     is_op,
     is_weight,
+    makers_of,
     nodes_of_type,
     only_reader,
     operand_at,
@@ -51,9 +53,10 @@ from fa_compiler.passes.ir.nodes import (
     reached,
     readers_of,
     sole,
+    without_none,
 )
 from fa_compiler.passes.ir.surgery import restore_order, sweep
-from fa_compiler.passes.layout.contraction import any_contraction
+from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, element_source
@@ -102,7 +105,7 @@ class _Packed:
     @property
     def readers(self) -> list[ir.Node]:
         """The nodes that cut."""
-        return list(dict.fromkeys(maker for cut in self.cuts if (maker := cut.value.producer()) is not None))
+        return list(dict.fromkeys(makers_of(cut.value for cut in self.cuts)))
 
     def move(self, builder: Builder) -> None:
         """Make the cuts before the Transpose, and let the readers of the old ones read them."""
@@ -120,7 +123,7 @@ class _Packed:
         whole, place, info = operand_at(self.node, 0), self.perm[self.axis], builder.info
         if (joined := _merged_source(whole, place, info)) is None:
             return builder.split(whole, place, sizes)  # 4
-        inner = [size.const or 0 for size in (info.shape(whole) or ())[place + 1 :]]
+        inner = [size.const or 0 for size in info.sizes(whole)[place + 1 :]]
         width = math.prod(inner)
         parts = builder.split(joined, place, [size * width for size in sizes])  # 5
         targets = [builder.ints([*[0] * place, size, *inner]) for size in sizes]
@@ -131,10 +134,10 @@ def _merged_source(whole: ir.Value, place: int, info: ShapeInfo) -> ir.Value | N
     """Case 5: the tensor whose last dimension a Reshape takes apart from `place` on; None for other values."""
     node, shape = whole.producer(), info.shape(whole)
     source = operand_at(node, 0)
-    own = info.shape(source)
-    if not is_op(node, "Reshape") or own is None or shape is None or only_reader(whole) is None:
+    own = info.sizes(source)
+    if not is_op(node, "Reshape") or shape is None or only_reader(whole) is None:
         return None
-    if len(own) != place + 1 or own[:place] != shape[:place] or not all(size.const for size in shape[place:]):
+    if len(own) != place + 1 or own[:place] != shape[:place] or not all(consts(shape[place:])):
         return None
     return source
 
@@ -181,19 +184,23 @@ def _is_multiplied(value: ir.Value, info: ShapeInfo) -> bool:
         return [reader.outputs[0] for reader in nodes_of_type(distinct_consumers(moved), *BETWEEN)]
 
     values = reached([value], following, LIMIT)
-    products = (product for reader in readers_of(values) if (product := any_contraction(reader, info)) is not None)
-    return any(
-        not any(is_weight(element_source(operand, "Cast")) for operand in product.operands) for product in products
-    )
+    products = without_none(any_contraction(reader, info) for reader in readers_of(values))
+    return not all(_has_weights(product) for product in products)
+
+
+def _has_weights(product: Contraction) -> bool:
+    """Is one of the operands weights?"""
+    return any(is_weight(element_source(operand, "Cast")) for operand in product.operands)
 
 
 def _cuts(reader: ir.Node, packed: ir.Value, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """The parts of known places that a node cuts out of a tensor, all along one axis; none for other nodes."""
     maker = packed.producer()
-    cutting = CUTTING.get(reader.op_type) if is_op(reader, *CUTTING) else None
-    if cutting is None or reader.inputs[0] is not packed or maker is None or reader.graph is not maker.graph:
+    if not has_row(reader, CUTTING) or reader.inputs[0] is not packed:
         return []
-    return cutting(reader, shape, info)
+    if maker is None or reader.graph is not maker.graph:
+        return []
+    return CUTTING[reader.op_type](reader, shape, info)
 
 
 def _split_cuts(split: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
@@ -224,7 +231,7 @@ def _gathered_cut(gather: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
 def _sliced_cut(node: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """Case 3."""
     part = node.outputs[0]
-    cut, own = cut_from(part, info), info.shape(part) or ()
+    cut, own = cut_from(part, info), info.sizes(part)
     if cut is None:
         return []
     _, axis, start = cut

@@ -29,7 +29,16 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import constant, is_op, only_reader, operand_at, permutation, sole, text_attr
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    is_op,
+    makers_of,
+    only_reader,
+    operand_at,
+    permutation,
+    sole,
+    text_attr,
+)
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.ops.parts import cut_from
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -45,7 +54,7 @@ def join_parts(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> boo
             builder.replace(filled.value, filled.join(builder))
         if all_filled:
             restore_order(graph)
-            sweep(graph, [node for filled in all_filled if (node := filled.value.producer()) is not None])
+            sweep(graph, makers_of(filled.value for filled in all_filled))
     return any(all_filled for _, all_filled in by_graph)
 
 
@@ -123,7 +132,7 @@ def _range(indices: ir.Value, info: ShapeInfo) -> range:
         start = int(numbers.flat[0]) if numbers.size else -1
         found = range(start, start + numbers.size)
         return found if numbers.shape[1:] == (1,) and start >= 0 and list(numbers.flat) == list(found) else range(0)
-    line, shape = operand_at(indices.producer(), 0), info.shape(indices) or ()
+    line, shape = operand_at(indices.producer(), 0), info.sizes(indices)
     if not is_op(indices.producer(), "Unsqueeze") or len(shape) != 2 or shape[1] != 1 or shape[0].const is None:
         return range(0)
     cut = cut_from(line, info)
@@ -136,7 +145,7 @@ def _range(indices: ir.Value, info: ShapeInfo) -> range:
 
 def _moved(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[int, ...]]:
     """What a value is behind Transposes, and its dimensions in the order of the value; none of an unknown rank."""
-    order = list(range(len(info.shape(value) or ())))
+    order = list(range(len(info.sizes(value))))
     while is_op(node := value.producer(), "Transpose", "Identity"):
         perm = permutation(node, len(order)) if node.op_type == "Transpose" else list(range(len(order)))
         if perm is None:

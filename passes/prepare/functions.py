@@ -144,7 +144,7 @@ def softmaxes_in_functions(model: ir.Model) -> Calls:
             names: list[str] = []
             for node in all_nodes(model.functions[identifier]):
                 if _matters(node):
-                    names.append(label(node) or node.op_type)
+                    names.append(label(node))
                 elif node.op_identifier() in model.functions:
                     names.extend(f"{label(node)}/{name}" for name in inside(node.op_identifier()))
             known[identifier] = tuple(names)

@@ -35,15 +35,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    certain,
     constant,
     graph_opset,
     input_of,
     inputs_of,
     int_attr,
     is_op,
+    number_of,
     operand_at,
     operands,
     text_attr,
@@ -86,8 +89,7 @@ class _Parts:
         if isinstance(self.sizes, ir.Value):
             inputs = [self.whole, builder.cast(self.sizes, INT64)]
             first = builder.op("Split", inputs, {"axis": self.axis}, outputs=self.count)
-            maker = first.producer()
-            assert maker is not None
+            maker = certain(first.producer())
             parts: Sequence[ir.Value] = maker.outputs
         else:
             parts = builder.split(self.whole, self.axis, self.sizes)
@@ -148,7 +150,7 @@ class _Bypass:
 
     def _place(self, value: ir.Value, axis: int) -> int | None:
         """An axis of a value, counted from the first one."""
-        rank = len(self.info.shape(value) or ())
+        rank = len(self.info.sizes(value))
         return axis % rank if -rank <= axis < rank else None
 
     # -- values ---------------------------------------------------------------------------------
@@ -217,7 +219,7 @@ class _Bypass:
         sequence = self.sequences.get(operand_at(node, 0))
         axis, stacked = int_attr(node, "axis", 0), bool(int_attr(node, "new_axis", 0))
         if isinstance(sequence, _Parts):
-            shape = self.info.shape(sequence.whole) or ()
+            shape = self.info.sizes(sequence.whole)
             if sequence.squeezed == stacked and axis in (sequence.axis, sequence.axis - len(shape)):
                 return sequence.whole
         elements = self._elements(node.inputs[0])
@@ -280,7 +282,7 @@ class _Bypass:
 
     def _equal_parts(self, whole: ir.Value, axis: int, part: int) -> tuple[int, ...] | None:
         """The sizes of parts of one size, of which the last may be smaller; None for an unknown number of parts."""
-        length = (self.info.shape(whole) or ())[axis].const
+        length = self.info.sizes(whole)[axis].const
         if not length or part < 1 or length > part * MOST_PARTS:
             return None
         return tuple(min(part, length - start) for start in range(0, length, part))
@@ -318,5 +320,5 @@ def _index(value: ir.Value | None, absent: int | None = None) -> int | None:
     """The one number of a constant; `absent` where there is no value, and None for other values."""
     if value is None:
         return absent
-    number = constant(value, limit=1)
-    return int(number.item()) if number is not None and number.size == 1 else None
+    number = number_of(value)
+    return if_known(int, number)

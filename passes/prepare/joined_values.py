@@ -42,7 +42,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import holds_output, inputs_of, is_op, operand_at, readers_of
+from fa_compiler.passes.ir.nodes import all_known, all_ops, holds_output, inputs_of, is_op, operand_at, readers_of
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.roles import MAX_HEAD_SIZE
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -68,7 +68,7 @@ def join_values(
         products = _products(group, info)
         if not products:
             continue
-        first, twins = group[0], tuple(label(anchor.node) or "" for anchor in group[1:])
+        first, twins = group[0], tuple(label(anchor.node) for anchor in group[1:])
         with Trial(new_builder()) as trial:
             outputs = [node.outputs[0] for node in products]
             trial.replace(*zip(outputs, _emitted(products, trial.builder), strict=True))
@@ -103,7 +103,7 @@ def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tupl
     while True:
         readers = list(readers_of(values))
         targets = {info.dtype(reader.outputs[0]) for reader in readers}
-        if len(targets) != 1 or not all(is_op(reader, "Cast") for reader in readers) or holds_output(values):
+        if len(targets) != 1 or not all_ops(readers, "Cast") or holds_output(values):
             return values, tuple(types)
         values = [reader.outputs[0] for reader in readers]
         types.extend(targets)
@@ -131,18 +131,18 @@ def _read_alone(products: Sequence[ir.Node], reads: Sequence[ir.Value]) -> bool:
 
 def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
     """Case 3: do values differ in their last dimension alone, and are they not too large together?"""
-    shapes = [info.shape(value) or () for value in values]
+    shapes = [info.sizes(value) for value in values]
     if any(len(shape) < 2 for shape in shapes) or len({shape[:-1] for shape in shapes}) > 1:
         return False
-    widths = [shape[-1].const for shape in shapes]
-    return None not in widths and sum(width or 0 for width in widths) <= MAX_HEAD_SIZE
+    widths = all_known(shape[-1].const for shape in shapes)
+    return widths is not None and sum(widths) <= MAX_HEAD_SIZE
 
 
 def _emitted(products: Sequence[ir.Node], builder: Builder) -> Sequence[ir.Value]:
     """Case 3."""
     info = builder.info
     read, values = operand_at(products[0], 0), [operand_at(node, 1) for node in products]
-    shapes = [info.shape(value) or () for value in values]
+    shapes = [info.sizes(value) for value in values]
     last = len(shapes[0]) - 1
     joined = builder.concat(values, last)
     product = builder.matmul(read, joined)

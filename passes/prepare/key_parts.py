@@ -64,6 +64,8 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    all_ops,
+    certain,
     data_readers,
     first,
     inputs_of,
@@ -110,7 +112,7 @@ class Operand:
 
     def sizes(self, info: ShapeInfo) -> Shape:
         """The sizes in the wanted order, 1 where it has no dimension."""
-        shape = info.shape(self.value) or ()
+        shape = info.sizes(self.value)
         return tuple(ONE if place is None else shape[place] for place in self.places)
 
     def arranged(self, builder: Builder) -> ir.Value:
@@ -182,8 +184,7 @@ class JoinedScores:
 
     def emitted(self, builder: Builder) -> ir.Value:
         """Case 5."""
-        dtype, rank = builder.info.dtype(self.whole), len(self.query.places)
-        assert dtype is not None
+        dtype, rank = certain(builder.info.dtype(self.whole)), len(self.query.places)
         keys = self.keys.emitted((), builder)
         turned = builder.transpose(keys, (*range(rank - 2), rank - 1, rank - 2))
         scores = builder.matmul(self.query.arranged(builder), turned)
@@ -244,7 +245,7 @@ def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> 
     whole = _concat_above(anchor.scores, info, MAX_STEPS)
     if whole is None:
         return None
-    rank, parts = len(info.shape(whole) or ()), _parts_of(whole, info)
+    rank, parts = len(info.sizes(whole)), _parts_of(whole, info)
     if not parts or anchor.axes != (rank - 1,):
         return None
     keys = Joined.of([part.keys for part in parts], rank - 2, info)
@@ -269,8 +270,8 @@ def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
 
 def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | None:
     """Cases 1 and 2: the joined scores."""
-    node, shape = value.producer(), info.shape(value)
-    if node is None or shape is None or len(shape) < 2 or only_reader(value) is None:
+    node, shape = value.producer(), info.sizes(value)
+    if node is None or len(shape) < 2 or only_reader(value) is None:
         return None
     if (joined := concat_of(node, info)) is not None:
         return value if joined.is_last and len(joined.parts) > 1 else None
@@ -338,7 +339,7 @@ def _query_and_keys(
     (summed,) = product.summed
     query = Operand.of(product, side, (*product.out[:-1], summed))
     keys = Operand.of(product, 1 - side, (*product.out[:-2], key, summed))
-    if term is not None and not 0 < len(info.shape(term) or ()) <= len(shape):
+    if term is not None and not 0 < len(info.sizes(term)) <= len(shape):
         return None
     return _Part(query, keys, number, term)
 
@@ -354,7 +355,7 @@ def _joined_terms(parts: Sequence[_Part], keys: Joined, rank: int, builder: Buil
     operands = []
     for term in terms:
         own = term or zero
-        missing = rank - len(info.shape(own) or ())
+        missing = rank - len(info.sizes(own))
         operands.append(Operand(own, (*[None] * missing, *range(rank - missing))))
     return Joined.of(operands, rank - 1, info, keys.lengths)
 
@@ -364,7 +365,7 @@ def _joined_values(anchor: SoftmaxAnchor, info: ShapeInfo) -> JoinedValues | Non
     probabilities, shape = anchor.output, info.shape(anchor.output)
     readers = data_readers(probabilities)
     cuts = outputs_of(readers)
-    if not shape or len(cuts) < 2 or not all(is_op(node, "Slice", "Split") for node in readers):
+    if not shape or len(cuts) < 2 or not all_ops(readers, "Slice", "Split"):
         return None
     products = _products(_in_order(cuts, probabilities, shape, info), info)
     whole = _sum_of([product.output for product in products])
@@ -381,7 +382,7 @@ def _products(cuts: Sequence[ir.Value], info: ShapeInfo) -> list[Contraction]:
     products: list[Contraction] = []
     for cut in cuts:
         product = contraction(only_reader(cut), info)
-        if product is None or len(product.out) != len(info.shape(cut) or ()):
+        if product is None or len(product.out) != len(info.sizes(cut)):
             return []
         products.append(product)
     if len({product.node for product in products}) < len(products):

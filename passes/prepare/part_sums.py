@@ -30,14 +30,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.formula import Affine, Index
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import first, is_op, nodes_of_type, only_reader, operand_at, operands, sole
+from fa_compiler.passes.ir.nodes import all_known, first, is_op, nodes_of_type, only_reader, operand_at, operands, sole
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -109,8 +112,8 @@ def add_to_whole(
 def _overwritten(node: ir.Node, info: ShapeInfo) -> Overwritten | None:
     """Case 5."""
     whole, places, updates = operands(node)
-    shape, listed, starts = info.shape(whole), info.shape(places), _starts(node, info)
-    if shape is None or listed is None or starts is None or any(starts) or listed[:-1] != shape[: len(starts)]:
+    shape, listed, starts = info.sizes(whole), info.sizes(places), _starts(node, info)
+    if starts is None or any(starts) or listed[:-1] != shape[: len(starts)]:
         return None
     return Overwritten(node.outputs[0], updates)
 
@@ -247,7 +250,7 @@ class _Elements:
     def _sum(self, node: ir.Node, index: Index, box: Box) -> list[_Piece] | None:
         operands = self.reader.operands(node, index)
         for (part, place), (addend, at) in (operands, operands[::-1]):
-            pieces = None if part is None or place is None else self.read(part, place, box)
+            pieces = if_known(partial(self.read, box=box), part, place)
             if pieces is not None and addend is not None and at is not None:
                 plain = all(piece.addend is None for piece in pieces)
                 return [_Piece(piece.box, piece.place, addend, at) for piece in pieces] if plain else None
@@ -262,16 +265,13 @@ class _Elements:
         if any(high is not None and high <= low for low, high in inner):
             return self.read(whole, index, box)
         shifted = tuple(place + -start for place, start in zip(index, starts, strict=False))
-        parts = [self.read(updates, (*shifted, *index[len(starts) :]), inner)]
-        for rest in _outside(box, inner):
-            parts.append(self.read(whole, index, rest))
-        if None in parts:
-            return None
-        return [piece for part in parts for piece in part or ()]
+        written = self.read(updates, (*shifted, *index[len(starts) :]), inner)
+        parts = all_known([written, *(self.read(whole, index, rest) for rest in _outside(box, inner))])
+        return None if parts is None else [*chain.from_iterable(parts)]
 
     def _box_of(self, node: ir.Node, starts: Sequence[int], index: Index, box: Box) -> Box | None:
         """The part of a box that an assignment writes, whose places begin at these starts; None where it is unknown."""
-        shape, listed = (self.reader.info.shape(value) or () for value in operands(node)[:2])
+        shape, listed = (self.reader.info.sizes(value) for value in operands(node)[:2])
         if len(starts) > len(index):
             return None
         inner = list(box)

@@ -24,6 +24,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import AxisSpace
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.ir.nodes import without_absent
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.routes import Route, paths
@@ -69,7 +70,7 @@ class Sharing:
     def _paths(self) -> dict[ir.Node, ScorePath]:
         """The score paths of the softmaxes that have one."""
         scoring = {anchor.node: self._scoring(anchor) for anchor in self.anchors}
-        return {node: path for node, path in scoring.items() if path is not None}
+        return without_absent(scoring)
 
     @cached_property
     def _by_product(self) -> dict[ir.Node, list[tuple[SoftmaxAnchor, ScorePath]]]:

@@ -34,7 +34,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, float_attr, input_of, int_attr, is_read
+from fa_compiler.passes.ir.nodes import FLOATS, all_nodes, certain, domain_of, float_attr, input_of, int_attr, is_read
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -69,7 +69,7 @@ def write_out(graphs: Iterable[ir.Graph], info: ShapeInfo, names: Names) -> tupl
                 if new is not None and is_read(old):
                     builder.replace(old, new)
             graph.remove(node, safe=True)
-            written.setdefault(node.op_type, []).append(label(node) or "")
+            written.setdefault(node.op_type, []).append(label(node))
             changed = True
         if changed:
             restore_order(graph)
@@ -92,7 +92,7 @@ def is_written_out(node: ir.Node) -> bool:
 
 
 def _key(node: ir.Node) -> tuple[str, str]:
-    return "" if node.domain == "ai.onnx" else node.domain, node.op_type
+    return domain_of(node), node.op_type
 
 
 def _stays(node: ir.Node, reason: str) -> str:
@@ -134,7 +134,7 @@ class _Call:
     def dtype(self, value: ir.Value, *more: ir.DataType) -> ir.DataType:
         """The type of a value: float32, one of 16 bits, or one of `more`."""
         dtype = self.builder.info.dtype(value)
-        if dtype not in (*FLOATS, *more) or dtype is None:
+        if dtype not in (*FLOATS, *more):
             raise _refused(self.node, f"the type of {value.name!r} is not known, or another one than it takes")
         return dtype
 
@@ -168,8 +168,7 @@ def _clamped_swiglu(call: _Call) -> Results:
         width = call.size(gate)
         if width % 2:
             raise _refused(node, f"{gate.name!r} has {width} columns, which are no two halves")
-        shape = builder.info.shape(gate)
-        assert shape is not None
+        shape = certain(builder.info.shape(gate))
         gate, up = builder.split(gate, len(shape) - 1, [width // 2, width // 2])
     gate, up = (builder.cast(value, FLOAT) for value in (gate, up))
     limit = float_attr(node, "limit", 0.0)
@@ -206,7 +205,7 @@ def _rms_norm_rotary(call: _Call) -> Results:
     kind = ir.DataType.FLOAT16 if int_attr(node, "output_fp16", 0) else BFLOAT16
     stride, start = call.size(x, 4), int_attr(node, "input_start", 0)
     width, turned = int_attr(node, "input_width", 0) or stride, int_attr(node, "rotary_embedding_dim", 0)
-    heads = (builder.info.shape(x) or ())[2].const
+    heads = builder.info.sizes(x)[2].const
     if heads is None or not (0 <= start <= start + width <= stride and 0 < turned <= width and turned % 2 == 0):
         raise _refused(node, f"{turned} of the {width} columns from {start} on do not lie in [B, S, heads, {stride}]")
     if (start, width) != (0, stride):

@@ -43,7 +43,7 @@ from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import ABSENT, without_none
+from fa_compiler.passes.ir.nodes import ABSENT, certain, without_none
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX
@@ -258,9 +258,8 @@ class IncreFlashMatcher:
             return None
         if masked:
             self._check_mask(bool(limits.scored))
-        mask = self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask()
-        assert mask is not None
-        shape = self.builder.info.shape(mask) or ()
+        mask = certain(self.masks(replace(self.match.mask, masked=(*masked, *limits.scored))).atten_mask())
+        shape = self.builder.info.sizes(mask)
         keys, batch = self.match.space.size(self.match.roles.kv_seq), self._size("query", 0)
         wanted: list[tuple[Dim | None, ...]] = [(batch, Dim(1), Dim(1))]
         if batch == 1:
@@ -310,7 +309,7 @@ class IncreFlashMatcher:
 
     def _is_by_head_and_key(self, shift: ir.Value) -> bool:
         """Is a bias [B or 1, N1, 1 or as many rows as the query, S2]?"""
-        shape = self.builder.info.shape(shift) or ()
+        shape = self.builder.info.sizes(shift)
         if len(shape) != 4:
             return False
         batch, heads, rows, keys = shape
@@ -324,7 +323,7 @@ class IncreFlashMatcher:
 
     def _size(self, name: str, axis: int) -> Dim | None:
         """The size of an input along an axis; None where it is unknown."""
-        sizes = self.builder.info.shape(self.inputs.get(name) or ABSENT) or ()
+        sizes = self.builder.info.sizes(self.inputs.get(name) or ABSENT)
         return dict(enumerate(sizes)).get(axis)
 
     def _caches(self) -> list[CacheSource]:
@@ -334,7 +333,7 @@ class IncreFlashMatcher:
         roles = self.match.roles
         head_dims = roles.head_dim, roles.value_head_dim
         views = zip((self.match.key, self.match.value), self.targets, head_dims, strict=True)
-        int8 = [cache for view in views if (cache := self._dequantized(*view)) is not None]
+        int8 = without_none(self._dequantized(*view) for view in views)
         if len(int8) == 2:
             return int8
         given = zip(map(self.inputs.get, ("key", "value")), self.targets, strict=True)

@@ -55,7 +55,7 @@ def _grown(match: AttentionMatch, view: View, wanted: Arrangement, info: ShapeIn
     if joined is None or len(joined.parts) != 2 or joined.node.graph is not match.node.graph:
         return None
     past, new = joined.parts
-    shape, rows = info.shape(view.base) or (), info.shape(new) or ()
+    shape, rows = info.sizes(view.base), info.sizes(new)
     if len(shape) != RANK or len(rows) != RANK or joined.axis != ROWS:
         return None
     if space.resolve_all(view.base_dims) != wanted or rows[ROWS] != space.size(match.roles.q_seq):

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -32,7 +33,7 @@ class IncreCall:
 
     def result(self, out: ir.Value, builder: Builder) -> ir.Value:
         """The operator's result `out`, with NaN for entries without keys where the model gave NaN."""
-        rank, dtype = len(builder.info.shape(out) or ()), builder.info.dtype(out)
+        rank, dtype = len(builder.info.sizes(out)), builder.info.dtype(out)
         if self.undefined is None or dtype is None:
             return out
         empty = builder.equal(self.undefined, builder.ints([0]))
@@ -51,6 +52,6 @@ class IncreCall:
         out, shape = node.outputs[0], [space.size(dim) for dim in output]
         out.name = builder.names.new(f"{node.name}_attention_out")
         out.dtype = match.dtype if self.inputs.get("quant_scale2") is None else ir.DataType.INT8
-        out.shape = ir.Shape([size.const for size in shape])
+        out.shape = ir.Shape(consts(shape))
         builder.info.set(out, shape, out.dtype)
         return node

@@ -8,13 +8,14 @@ computed sizes read the shapes of these values, too; the shapes are then compute
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, KnownAxes
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, reads_shape, sole
+from fa_compiler.passes.ir.nodes import all_known, distinct_consumers, is_op, reads_shape, sole
 from fa_compiler.passes.layout.plan import COPY_COST, Move, arrangement, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -165,17 +166,27 @@ def layout_plan(
             (rope.query, arrangement(name, roles.batch, roles.heads, roles.q_seq, rope.head_dim)),
             (rope.key, arrangement(key_layout, roles.batch, roles.kv_heads, roles.kv_seq, rope.head_dim)),
         )
-    operands = []
-    for view, target in targets:
-        source = cheapest_source(view, target, space, info)
-        if source is None:
-            return None
-        operands.append(source)
+    operands = all_known(cheapest_source(view, target, space, info) for view, target in targets)
     output = arrangement(name, roles.batch, roles.heads, roles.q_seq, roles.value_head_dim)
     best = best_destination(output, candidates)
-    if best is None:
+    if operands is None or best is None:
         return None
     return LayoutPlan(name, key_layout, tuple(operands), targets[0][1], output, best)
+
+
+class Costing(Protocol):
+    """What has a cost."""
+
+    @property
+    def cost(self) -> int: ...
+
+
+Choice = TypeVar("Choice", bound=Costing)
+
+
+def cheapest(choices: Iterable[Choice]) -> Choice | None:
+    """The last of the choices that cost least; None where there is none."""
+    return min(reversed(list(choices)), key=lambda choice: choice.cost, default=None)
 
 
 def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate]) -> Destination | None:
@@ -183,15 +194,12 @@ def best_destination(output: Arrangement, candidates: Sequence[OutputCandidate])
 
     None where the result can be brought to none of the places.
     """
-    best: Destination | None = None
-    for candidate in candidates:
-        plan = plan_moves(output, candidate.dims)
-        if plan is None:
-            continue
-        destination = Destination(candidate.value, candidate.dims, plan, candidate.saved, candidate.shapes)
-        if best is None or destination.cost <= best.cost:
-            best = destination
-    return best
+    plans = ((candidate, plan_moves(output, candidate.dims)) for candidate in candidates)
+    return cheapest(
+        Destination(candidate.value, candidate.dims, plan, candidate.saved, candidate.shapes)
+        for candidate, plan in plans
+        if plan is not None
+    )
 
 
 def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> OperandSource | None:
@@ -200,16 +208,16 @@ def cheapest_source(view: View, target: Arrangement, space: KnownAxes, info: Sha
     Of values of equal cost the last is taken, which needs the fewest new nodes. A value that may lack an axis in some
     run (`AxisSpace.short_dims`) is not taken.
     """
-    best: OperandSource | None = None
+    return cheapest(_sources(view, target, space, info))
+
+
+def _sources(view: View, target: Arrangement, space: KnownAxes, info: ShapeInfo) -> Iterator[OperandSource]:
+    """The equivalent values of a view from which the target can be reached."""
     kept = 0
     for index, (value, dims) in enumerate(view.equivalent_values):
         if index:
             maker = value.producer()
             kept += 1 if maker is None or maker.op_type not in COPIES else COPY_COST
         plan = plan_moves(dims, target)
-        if plan is None or space.short_dims(dims, info.shape(value)):
-            continue
-        source = OperandSource(value, dims, plan, kept)
-        if best is None or source.cost <= best.cost:
-            best = source
-    return best
+        if plan is not None and not space.short_dims(dims, info.shape(value)):
+            yield OperandSource(value, dims, plan, kept)

@@ -46,7 +46,7 @@ from fa_compiler.passes.algebra.formula import (
     negation,
 )
 from fa_compiler.passes.emit.build import INT64, LayoutEmitter
-from fa_compiler.passes.ir.nodes import sole
+from fa_compiler.passes.ir.nodes import instances, sole
 from fa_compiler.passes.layout.plan import plan_moves
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.score_ops import Add, BiasOp, ExcludedPositions, Select
@@ -129,11 +129,11 @@ def _clamped(length: Length, match: AttentionMatch, keys: ir.Value, emitter: Lay
 def read_lengths(masks: Sequence[ExcludedPositions], match: AttentionMatch, info: ShapeInfo, starts: bool) -> Lengths:
     """The lengths in these masks, and the starts if `starts` allows them; other masks are left as they are."""
     parts = [part for mask in masks for part in _lengths_and_masks(mask, match, info, starts)]
-    bounds = [part for part in parts if isinstance(part, Length)]
+    bounds = instances(parts, Length)
     ends, begins = (tuple(bound for bound in bounds if bound.kept == kept) for kept in (True, False))
     if begins and any(any(end.dims) for end in ends):
         return read_lengths(masks, match, info, starts=False)
-    return Lengths(ends, begins, tuple(part for part in parts if isinstance(part, ExcludedPositions)))
+    return Lengths(ends, begins, tuple(instances(parts, ExcludedPositions)))
 
 
 def excluding(step: BiasOp, info: ShapeInfo) -> ExcludedPositions | None:

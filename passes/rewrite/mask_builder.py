@@ -25,11 +25,20 @@ from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
-from fa_compiler.passes.ir.nodes import is_op, is_weight, sole
+from fa_compiler.passes.ir.nodes import certain, is_op, is_weight, sole
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.magnitudes import FLOAT16_MAX, FLOAT32_MAX
 from fa_compiler.passes.masks.narrow import is_constant_along, narrowed
-from fa_compiler.passes.masks.score_ops import Add, BiasOp, BiasOperand, ExcludedPositions, Floor, Scale, Select
+from fa_compiler.passes.masks.score_ops import (
+    Add,
+    BiasOp,
+    BiasOperand,
+    ExcludedPositions,
+    Floor,
+    Scale,
+    Select,
+    tensors_of,
+)
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.ops.movers import MOVES
@@ -134,7 +143,7 @@ class MaskBuilder:
         steps = self.match.mask.bias
         if not steps:
             return None
-        views = [step.operand.view for step in steps if isinstance(step, Add | Select)]
+        views = [operand.view for operand in tensors_of(steps)]
         wanted = self._full_groups(views, rows=False, heads=True)
         dtype = self._shift_type(steps)
         batch = self._batch_of(self._bias_views)
@@ -184,8 +193,7 @@ class MaskBuilder:
 
     @property
     def _bias_views(self) -> list[View]:
-        steps = [step for step in self.match.mask.bias if isinstance(step, Add | Select)]
-        return [view for step in steps for view in self._views_of(step.operand)]
+        return [view for operand in tensors_of(self.match.mask.bias) for view in self._views_of(operand)]
 
     def _views_of(self, operand: BiasOperand) -> tuple[View, ...]:
         """The views by which an operand is read: those of its summands, if the operator then repeats their sum. In 16
@@ -208,7 +216,7 @@ class MaskBuilder:
         dims = [
             (dim, size)
             for view in views
-            for dim, size in zip(view.base_dims, self.builder.info.shape(view.base) or (), strict=True)
+            for dim, size in zip(view.base_dims, self.builder.info.sizes(view.base), strict=True)
             if not set(dim).isdisjoint(batch)
         ]
         if any(space.size(dim) != size for dim, size in dims):
@@ -232,8 +240,7 @@ class MaskBuilder:
 
         ONNX Runtime leaves out a Cast that narrows such an operand, so the Cast's input is read.
         """
-        maker, builder, dtype = value.producer(), self.builder, self.builder.info.dtype(value)
-        assert maker is not None
+        maker, builder, dtype = certain(value.producer()), self.builder, self.builder.info.dtype(value)
         if is_op(maker, "Cast") and maker.inputs[0] is not None:
             return maker.inputs[0]
         # ONNX Runtime has 16-bit kernels for these operators. It uses them in front of a Cast, but not between

@@ -26,7 +26,7 @@ from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant
+from fa_compiler.passes.ir.nodes import attribute_values, constant, without_absent, without_none
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -53,7 +53,7 @@ def registry_node(
     node = ir.Node(
         DOMAIN,
         spec.name,
-        place_inputs(spec, {name: value for name, value in inputs.items() if value is not None}),
+        place_inputs(spec, without_absent(inputs)),
         [ir.convenience.convert_attribute(name, value) for name, value in full_attrs(spec, attrs).items()],
         num_outputs=len(spec.outputs),
         name=builder.fused_name(spec.name),
@@ -64,11 +64,11 @@ def registry_node(
 def node_view(node: ir.Node, info: ShapeInfo) -> NodeView:
     """The view of a node of the registry's domain. Raises UnknownOp for an operator the registry does not have."""
     spec = get(node.op_type)
-    attrs = {name: attr.value for name, attr in node.attributes.items()}
+    attrs = attribute_values(node)
     outputs = [output if output.name else None for output in node.outputs]
     return NodeView(
         op_type=node.op_type,
-        name=label(node) or "",
+        name=label(node),
         inputs=_infos(bind_inputs(spec, list(node.inputs), attrs), info),
         outputs=_infos(bind_outputs(spec, outputs, attrs), info),
         attrs=attrs,
@@ -80,7 +80,7 @@ def _infos(bound: dict[str, Any], info: ShapeInfo) -> dict[str, Any]:
     known: dict[str, Any] = {}
     for name, value in bound.items():
         if isinstance(value, Sequence):
-            known[name] = [_info(part, info) for part in value if part is not None]
+            known[name] = [_info(part, info) for part in without_none(value)]
         elif value is not None:
             known[name] = _info(value, info)
     return known

@@ -19,7 +19,7 @@ from itertools import takewhile
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
-from fa_compiler.passes.ir.nodes import is_op
+from fa_compiler.passes.ir.nodes import is_op, name_of
 
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 REPLACES = "fa_compiler.replaces"
@@ -29,7 +29,7 @@ LONGEST = 1000
 
 def path_of(nodes: Sequence[ir.Node]) -> str:
     """The path that nodes have in common; empty where they have none."""
-    by_name = [parts for node in nodes if (parts := (node.name or "").split("/")[:-1])]
+    by_name = [parts for node in nodes if (parts := name_of(node).split("/")[:-1])]
     path = "/".join(_common(by_name))
     if path.strip("/"):
         return path

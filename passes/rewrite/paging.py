@@ -41,7 +41,7 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import INT64, LayoutEmitter
-from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, operand_at, producer
+from fa_compiler.passes.ir.nodes import certain, constant, int_attr, is_op, operand_at, producer
 from fa_compiler.passes.layout.plan import COPY_COST, Move, cost, plan_moves
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -215,8 +215,7 @@ def _gathered(view: View, match: AttentionMatch, viewer: Viewer) -> _Gathered | 
     source = next((source for source in sources if is_op(source.value.producer(), "Gather")), None)
     if source is None:
         return None
-    node = source.value.producer()
-    assert node is not None
+    node = certain(source.value.producer())
     dims, table = source.dims, operand_at(node, 1)
     sizes, listed = viewer.info.shape(operand_at(node, 0)), viewer.info.shape(table)
     if not sizes or listed is None or len(dims) != len(sizes) - 1 + len(listed):

@@ -31,7 +31,7 @@ from fa_compiler.passes.answer.decline import Decline, first_reason
 from fa_compiler.passes.answer.options import HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, is_read
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, attribute_values, is_read
 from fa_compiler.passes.masks.missed import vouching
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.rewrite.node_view import prototype, registry_node
@@ -62,7 +62,7 @@ def is_wanted(options: Options) -> bool:
 def as_prompt(node: ir.Node, info: ShapeInfo) -> PromptCall:
     """The PromptFlashAttention that computes the same as a FlashAttentionScore. Raises Decline, naming the node."""
     spec = get(TRAINING)
-    attrs = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
+    attrs = full_attrs(spec, attribute_values(node))
     bound = bind_inputs(spec, list(node.inputs), attrs)
     given = {name: value for name, value in bound.items() if isinstance(value, ir.Value)}
     reason = _refusal(node, given, attrs)
@@ -148,8 +148,8 @@ def build(
 
 def _with_all_rows(bias: ir.Value, call: PromptCall, builder: Builder) -> ir.Value:
     """A bias of one row, repeated for the rows of the query if their number is known; any other one as it is."""
-    query, shape = builder.info.shape(call.inputs["query"]), builder.info.shape(bias)
-    if query is None or shape is None or len(shape) != 4 or shape[2].const != 1:
+    query, shape = builder.info.shape(call.inputs["query"]), builder.info.sizes(bias)
+    if query is None or len(shape) != 4 or shape[2].const != 1:
         return bias
     rows = query[2 if call.attrs["input_layout"] == "BNSD" else 1].const
     return bias if rows in (None, 1) else builder.expand(bias, [1, 1, rows, 1])
@@ -172,7 +172,7 @@ def _window(node: ir.Node, attrs: Mapping[str, object], masked: bool) -> dict[st
 
 def _kv_heads(node: ir.Node, given: Mapping[str, ir.Value], layout: str, heads: object, info: ShapeInfo) -> int:
     """The number of key heads, which FlashAttentionScore takes from the shapes. Raises Decline."""
-    query, key = (info.shape(given[name]) or () for name in ("query", "key"))
+    query, key = (info.sizes(given[name]) for name in ("query", "key"))
     if isinstance(heads, int) and len(query) == len(key) == len(layout):
         kv_heads = _heads_in(query, key, layout, heads)
         if kv_heads:

@@ -18,21 +18,21 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import get, verify
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.budget import building
 from fa_compiler.passes.answer.decline import Decline, attempt, first_possible, reworded
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import PREFIX, Builder, LayoutEmitter
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, dead_nodes, producer, without_none
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, dead_nodes, name_of, producer, without_none
 from fa_compiler.passes.ir.surgery import dead_readers, depends, replace_value, restore_order, superfluous, sweep
 from fa_compiler.passes.layout.plan import COPY_COST, LAYOUTS, PACKED, arrangement
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.mask import MaskPlan
 from fa_compiler.passes.masks.missed import words_for_a_mask
 from fa_compiler.passes.masks.narrow import narrowed
-from fa_compiler.passes.masks.score_ops import Add, Select
+from fa_compiler.passes.masks.score_ops import tensors_of
 from fa_compiler.passes.matching.dropout import drop_bits
 from fa_compiler.passes.matching.factors import multiplied, scaled
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -357,8 +357,8 @@ class Rewriter:
 
         The packed layout does not repeat an operand whose batch is 1.
         """
-        counts = [self.builder.info.shape(operand) for operand in operands if operand is not None]
-        if None in counts or len({shape[0] for shape in counts if shape is not None}) > 1:
+        counts = [self.builder.info.shape(operand) for operand in without_none(operands)]
+        if None in counts or len({shape[0] for shape in without_none(counts)}) > 1:
             reason = "query, key and value are not proven to have as many tokens in every run"
             raise Decline(Code.SHAPE, reason, match.node)
 
@@ -394,9 +394,7 @@ class Rewriter:
         restore_order(graph)
 
     def _size(self, match: AttentionMatch, axes: Axes) -> int:
-        size = match.space.size(axes).const
-        assert size is not None
-        return size
+        return certain(match.space.size(axes).const)
 
     def _best_order(
         self,
@@ -480,7 +478,7 @@ class Rewriter:
         attrs.update({**self._row_attrs(match), **mask_attrs})
         node = registry_node(spec, inputs, attrs, self.builder)
         for declared, output in zip(spec.outputs, node.outputs, strict=True):
-            output.name = self._output_name(node.name or "", declared.name, statistics)
+            output.name = self._output_name(name_of(node), declared.name, statistics)
             output.dtype = ir.DataType.FLOAT
         node.outputs[2].dtype = node.outputs[3].dtype = match.dtype
         self._declare_shapes(match, plan, node)
@@ -653,7 +651,7 @@ class Rewriter:
         for output, shape in zip(node.outputs, shapes, strict=True):
             if output.name:
                 self.builder.info.set(output, shape, output.dtype)
-                output.shape = ir.Shape([size.const for size in shape])
+                output.shape = ir.Shape(consts(shape))
 
     def substitutes(
         self, match: AttentionMatch, destination: Destination, emitter: LayoutEmitter
@@ -661,13 +659,12 @@ class Rewriter:
         """The nodes that read only the shape of an inner value or of one before the destination, each with its
         result computed without that value."""
         views = [part.view for part in match.mask.masked]
-        views += [step.operand.view for step in match.mask.bias if isinstance(step, Add | Select)]
+        views += [operand.view for operand in tensors_of(match.mask.bias)]
         terms = [view.base for view in views]
         shapes = []
         for reader, dims in (*match.shapes, *destination.shapes):
             read = reader.inputs[0]
-            maker = producer(read)
-            assert maker is not None
+            maker = certain(producer(read))
             # A mask that was expanded to the scores' shape is computed from that shape, so it cannot tell the shape.
             parts = [term for term in terms if not depends(term, maker)]
             shapes.append((reader, emitter.shape_vector(dims, reader, parts)))
@@ -697,15 +694,13 @@ class Rewriter:
 
     def _replace_concat(self, whole: ir.Value, present: ir.Value) -> None:
         """Let the operator give what a Concat gives. Another attention that was matched before may still read it."""
-        maker = whole.producer()
-        assert maker is not None
+        maker = certain(whole.producer())
         replace_value(whole, present)
         whole.name = self.builder.names.new(f"{PREFIX}_{present.name}")
         self.replaced.append(maker)
 
     def replace_destination(self, destination: Destination, result: ir.Value) -> None:
         """Replace the destination's value by a result."""
-        maker = destination.value.producer()
-        assert maker is not None
+        maker = certain(destination.value.producer())
         self.replaced.append(maker)
         replace_value(destination.value, result)

@@ -61,6 +61,7 @@ from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
+from fa_compiler.passes.ir.nodes import instances
 from fa_compiler.passes.masks.band import LAST_CAUSAL, WINDOW
 from fa_compiler.passes.masks.expressible import is_single_row
 from fa_compiler.passes.masks.mask import COARSE
@@ -169,7 +170,7 @@ class Needs:
         """Sizes that are not those of the plainest attention."""
         space, roles = self.match.space, self.match.roles
         depth, value_depth = space.size(roles.head_dim), space.size(roles.value_head_dim)
-        shapes = (self.info.shape(view.base) or () for view in self.match.views)
+        shapes = (self.info.sizes(view.base) for view in self.match.views)
         crossed = space.size(roles.q_seq) != space.size(roles.kv_seq)
         return {
             Feature.GROUPED: roles.kv_heads != roles.heads,
@@ -222,9 +223,9 @@ def standard_attentions(match: AttentionMatch, builder: Builder, options: Option
         for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT))
         for operator in _preferred(match, options)
     ]
-    taken = [attention for attention in tried if isinstance(attention, StandardAttention)]
+    taken = instances(tried, StandardAttention)
     if not taken:
-        raise next(refusal for refusal in tried if isinstance(refusal, Decline))
+        raise instances(tried, Decline)[0]
     return taken
 
 

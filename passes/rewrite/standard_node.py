@@ -18,13 +18,13 @@ from fa_compiler.op_registry.runtimes import (
     Feature,
 )
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, SAME_SIZES
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import LayoutEmitter
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, inputs_of, operand_at
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, inputs_of, makers_of, operand_at, without_none
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.masks.band import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
@@ -95,7 +95,7 @@ class StandardBuilder:
             sizes = [self.match.space.size(dim) for dim in dims]
             output.name, output.dtype = builder.names.new(f"{name}_{word}"), self.match.dtype
             builder.info.set(output, sizes, output.dtype)
-            output.shape = ir.Shape([size.const for size in sizes])
+            output.shape = ir.Shape(consts(sizes))
         return node, assumed
 
     def _presents(self) -> dict[str, Arrangement]:
@@ -112,7 +112,7 @@ class StandardBuilder:
         """The results of the Concats that made key and value, each with the one of the node that takes its place; none
         if an input of the node needs one of them."""
         wholes = [grown.whole for grown in self.attention.grown]
-        concats = [concat for whole in wholes if (concat := whole.producer()) is not None]
+        concats = makers_of(wholes)
         if any(depends(value, concat) for value in inputs_of(node) for concat in concats):
             return []
         return list(zip(wholes, node.outputs[1:], strict=False))
@@ -151,8 +151,7 @@ class StandardBuilder:
         if (builder.info.shape(rows) or (None, None))[1] == Dim(1):
             return builder.squeeze(rows, (1,))
         turned = builder.transpose(rows, (0, 2, 1, 3))
-        width = self.match.space.size(self.match.roles.value_head_dim).const
-        assert width is not None  # Roles.check_sizes
+        width = certain(self.match.space.size(self.match.roles.value_head_dim).const)  # Roles.check_sizes
         repeated = builder.expand(turned, [1, 1, 1, width])
         return builder.reshape(repeated, [0, 0, self._heads()[0] * width])
 
@@ -189,17 +188,17 @@ class StandardBuilder:
 
     def _present_inputs(self, *names: str) -> list[ir.Value]:
         """Those of these inputs that there are."""
-        return [value for name in names if (value := self.inputs.get(name)) is not None]
+        return without_none(self.inputs.get(name) for name in names)
 
     def _declare(self, value: ir.Value) -> None:
         """Give a value the sizes that are known, because ONNX's inference takes an unknown width for 0."""
-        shape, dtype = self.emitter.builder.info.shape(value) or (), self.emitter.builder.info.dtype(value)
+        shape, dtype = self.emitter.builder.info.sizes(value), self.emitter.builder.info.dtype(value)
         if dtype is not None:
-            value.shape, value.dtype = ir.Shape([size.const for size in shape]), dtype
+            value.shape, value.dtype = ir.Shape(consts(shape)), dtype
 
     def _rows_first(self, value: ir.Value) -> ir.Value:
         """New keys or values [B, N, S, D] as [B, S, N * D]."""
-        builder, dtype, shape = self.emitter.builder, self.match.dtype, self.emitter.builder.info.shape(value) or ()
+        builder, dtype, shape = self.emitter.builder, self.match.dtype, self.emitter.builder.info.sizes(value)
         batch, heads, rows, size = shape
         width = heads * size
         assert width.const is not None  # Roles.check_sizes
@@ -212,7 +211,7 @@ class StandardBuilder:
     def _check_proven(self) -> None:
         """Decline sizes that are not proven to agree: a past cannot be repeated."""
         roles, space = self.match.roles, self.match.space
-        sizes = [self.emitter.builder.info.shape(view.base) or () for view in self.match.views]
+        sizes = [self.emitter.builder.info.sizes(view.base) for view in self.match.views]
         short = any(shape[:1] == (Dim(1),) for shape in sizes) and space.size(roles.batch) != 1
         if short or space.may_broadcast(roles.batch) or space.may_broadcast(roles.q_seq):
             raise Decline(Code.SHAPE, "a past is not proven to have the batch size of the query", self.match.node)
@@ -221,7 +220,7 @@ class StandardBuilder:
         """The largest of these dimensions, int64 [1]; None where all are proven to be equal, or vouched for. Raises
         Decline."""
         builder, space = self.emitter.builder, self.match.space
-        shapes = [(value, axis, builder.info.shape(value) or ()) for value, axis in places]
+        shapes = [(value, axis, builder.info.sizes(value)) for value, axis in places]
         known = ((shape[axis], (value, axis)) for value, axis, shape in shapes if len(shape) >= abs(axis))
         sizes = {size: place for size, place in known if size.const != 1}
         if not space.may_broadcast(axes) or SAME_SIZES in self.facts.options.assume:
@@ -241,7 +240,7 @@ class StandardBuilder:
         operator refuses it.
         """
         space, destination = self.match.space, self.plan.destination
-        shape = self.emitter.builder.info.shape(destination.value) or ()
+        shape = self.emitter.builder.info.sizes(destination.value)
         own = set(space.resolve(axes))
         stated = [size for dim, size in zip(destination.dims, shape, strict=False) if own & set(space.resolve(dim))]
         if any(atom.op == "broadcast" for size in stated for atom in size.atoms):
@@ -265,11 +264,11 @@ class StandardBuilder:
     def _expanded(self, value: ir.Value, sizes: Mapping[int, ir.Value]) -> ir.Value:
         """An operand whose dimensions at these places are repeated to these sizes where they are 1."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
-        shape = list(builder.info.shape(value) or ())
+        shape = list(builder.info.sizes(value))
         counted = {0: roles.batch}
         wanted = {place: space.size(counted.get(place, roles.q_seq)) for place in sizes}
-        certain = not space.may_broadcast(roles.batch) and not space.may_broadcast(roles.q_seq)
-        if all(certain and shape[place] == size for place, size in wanted.items()):
+        is_fixed = not space.may_broadcast(roles.batch) and not space.may_broadcast(roles.q_seq)
+        if all(is_fixed and shape[place] == size for place, size in wanted.items()):
             return value
         target = [sizes.get(place) or builder.ints([1]) for place in range(len(shape))]
         dtype = builder.info.dtype(value)
@@ -345,8 +344,7 @@ class StandardBuilder:
         attrs |= self._band()
         attrs |= self._softcap
         if self.attention.mask is MaskForm.BOOLEAN:
-            excluded = self.inputs["atten_mask"]
-            assert excluded is not None
+            excluded = certain(self.inputs["atten_mask"])
             kept = self.emitter.builder.not_(excluded)
             mask: ir.Value | None = self._whole(kept, query, key)
         else:
@@ -406,8 +404,8 @@ class StandardBuilder:
 
     def _heads(self) -> tuple[int, int]:
         roles, space = self.match.roles, self.match.space
-        heads, kv_heads = space.size(roles.heads).const, space.size(roles.kv_heads).const
-        assert heads is not None and kv_heads is not None  # Roles.check_sizes
+        heads = certain(space.size(roles.heads).const)  # Roles.check_sizes
+        kv_heads = certain(space.size(roles.kv_heads).const)
         return heads, kv_heads
 
     def _lengths(self, query: ir.Value, key: ir.Value) -> list[ir.Value]:
@@ -453,7 +451,7 @@ class StandardBuilder:
     def _whole(self, mask: ir.Value, query: ir.Value, key: ir.Value) -> ir.Value:
         """A mask, expanded to all rows and keys, and to all batch entries and heads where the runtime needs that."""
         builder, space, roles = self.emitter.builder, self.match.space, self.match.roles
-        shape = builder.info.shape(mask) or ()
+        shape = builder.info.sizes(mask)
         groups = [roles.q_seq, roles.kv_seq]
         if self.attention.whole_mask:
             groups = [roles.batch, roles.heads, *groups]
@@ -471,13 +469,10 @@ class StandardBuilder:
     def _key_padding(self, query: ir.Value, key: ir.Value) -> ir.Value:
         """key_padding_mask, int32 [batch, keys], 1 where a key is kept."""
         builder, roles = self.emitter.builder, self.match.roles
-        mask = self.inputs["atten_mask"]
-        assert mask is not None
+        mask = certain(self.inputs["atten_mask"])
         kept = builder.cast(builder.not_(mask), INT32)
         flat = builder.squeeze(kept, (1, 2))
-        if list(builder.info.shape(flat) or ()) == [
-            self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)
-        ]:
+        if list(builder.info.sizes(flat)) == [self.match.space.size(axes) for axes in (roles.batch, roles.kv_seq)]:
             return flat
         whole = [builder.dimension(query, 0), builder.dimension(key, self.plan.key_layout.index("S"))]
         return builder.expand(flat, builder.concat(whole, 0))

@@ -198,7 +198,7 @@ class SparseFlashBuilder:
 
     def _may_broadcast(self, inputs: dict[str, ir.Value]) -> bool:
         """May the inputs have several batch sizes, or the query and the lists several numbers of rows, in some run?"""
-        shapes = {name: self.builder.info.shape(value) or () for name, value in inputs.items()}
+        shapes = {name: self.builder.info.sizes(value) for name, value in inputs.items()}
         batches = {shape[:1] for shape in shapes.values()}
         of_rows = {shape[1] for name in ("query", "sparse_indices") if (shape := shapes[name])}
         return len(batches) > 1 or len(of_rows) > 1

@@ -35,7 +35,7 @@ from typing import TypeGuard
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import constant, inputs_of, int_attr, is_op, operand_at, producer, sole
+from fa_compiler.passes.ir.nodes import inputs_of, int_attr, is_op, number_of, operand_at, producer, sole
 from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.movers import RESHAPES
 from fa_compiler.passes.sparse.truth_table import united
@@ -80,9 +80,9 @@ class ConditionReader:
 
     def truth(self, value: ir.Value) -> bool | None:
         """True where all numbers of a tensor are true, False where all are false, else None."""
-        array = constant(value)
-        if array is not None and array.size == 1:
-            return bool(float(array.reshape(-1)[0]) != 0)
+        number = number_of(value)
+        if number is not None:
+            return bool(number != 0)
         numbers = self.facts.sets.of(value) or ()
         return sole(list({number != 0 for number in numbers}))
 

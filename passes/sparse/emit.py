@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import dtypes, get, infer, verify
 from fa_compiler.op_registry.errors import RegistryError
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ops.context import Shape
@@ -70,7 +70,7 @@ def domain_node(
             return None
         builder.info.set(output, sizes, ir.DataType(number))
         output.dtype = ir.DataType(number)
-        output.shape = ir.Shape([size.const for size in sizes])
+        output.shape = ir.Shape(consts(sizes))
     builder.graph.append(node)
     return node
 
@@ -84,7 +84,7 @@ def _sizes(
     of the query; statistics have the key heads between these two. Further sizes are constants.
     """
     if (own := inputs.get(name.removeprefix("d_"))) is not None and name.startswith("d_"):
-        return list(builder.info.shape(own) or ()) or None
+        return list(builder.info.sizes(own)) or None
     if name == "loss":
         return [Dim(1)]
     query = builder.info.shape(inputs["query"])

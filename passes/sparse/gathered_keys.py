@@ -45,7 +45,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import CLOSE_RANKS, NO_EMPTY_ROWS
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import int_attr
+from fa_compiler.passes.ir.nodes import certain, int_attr
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.roles import Roles
@@ -301,10 +301,8 @@ def _entries(listed: GatheredMatch, sparse: SparseFlashBuilder, key: ir.Value) -
     match, builder, lists = listed.match, sparse.builder, listed.lists
     indices = sparse.arranged(listed.indices, lists)
     if listed.wraps:
-        dtype = builder.info.dtype(indices)
-        assert dtype is not None
-        tokens = (builder.info.shape(key) or ())[1].const
-        assert tokens is not None
+        dtype = certain(builder.info.dtype(indices))
+        tokens = certain(builder.info.sizes(key)[1].const)
         zero, length = (builder.constant(np.array(number, dtype.numpy()), "number") for number in (0, tokens))
         negative = builder.less(indices, zero)
         indices = builder.where(negative, builder.add(indices, length), indices)

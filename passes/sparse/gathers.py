@@ -34,10 +34,10 @@ from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
-    constant,
     first,
     int_attr,
     is_op,
+    number_of,
     operand_at,
     operand_orders,
     operands,
@@ -283,8 +283,8 @@ class _GatherReader:
     def _number(self, value: ir.Value) -> Dim | None:
         """The single integer that a tensor holds; None where it is not known."""
         content = self.viewer.info.integer(value)
-        if content is None and (array := constant(value, limit=1)) is not None and array.size == 1:
-            content = Dim(int(array.reshape(-1)[0]))
+        if content is None and (number := number_of(value)) is not None:
+            return Dim(int(number))
         return content
 
     def _shape(self, value: ir.Value) -> Shape | None:

@@ -86,7 +86,7 @@ def index_scores(ranked: ir.Value, whole: Shape, facts: Facts) -> IndexScores | 
 
 def plain_scores(scores: ir.Value, viewer: Viewer) -> IndexScores | None:
     """Index scores [B,S1,S2] without a mask, over new axes of the viewer's space; None for any other value."""
-    if viewer.info.dtype(scores) != ir.DataType.FLOAT or len(viewer.info.shape(scores) or ()) != 3:
+    if viewer.info.dtype(scores) != ir.DataType.FLOAT or len(viewer.info.sizes(scores)) != 3:
         return None
     return _ScoreReader(viewer, None).read(scores)
 
@@ -162,7 +162,7 @@ class _ScoreReader:
         multiply = producer(operand_at(node, 0))
         if not is_op(node, "ReduceSum") or not is_op(multiply, "Mul"):
             return
-        shape = self.viewer.info.shape(multiply.outputs[0]) or ()
+        shape = self.viewer.info.sizes(multiply.outputs[0])
         axis = sole(places_of(node, len(shape)) or ())
         if axis is None:
             return
@@ -186,14 +186,14 @@ class _ScoreReader:
         sizes = {
             label: size
             for operand, labels in zip(product.operands, product.labels, strict=True)
-            for label, size in zip(labels, info.shape(operand) or (), strict=True)
+            for label, size in zip(labels, info.sizes(operand), strict=True)
         }
         (summed,) = product.summed
         over = self.viewer.space.new(sizes[summed])
         along = dict(zip(product.out, dims, strict=True)) | {summed: over}
 
         def arranged(side: int) -> tuple[ir.Value, Arrangement]:
-            shape = info.shape(product.operands[side]) or ()
+            shape = info.sizes(product.operands[side])
             own: Arrangement = ()
             for label, size in zip(product.labels[side], shape, strict=True):
                 own += (along[label],) if size.const != 1 else ((),)

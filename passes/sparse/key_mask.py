@@ -57,8 +57,8 @@ def read_key_mask(value: ir.Value, when: bool, rows: Dim, keys: Dim, info: Shape
     The last two dimensions of `value` are the rows (or 1) and the keys. In front of them may be the batch, or the batch
     and a dimension of size 1.
     """
-    shape = info.shape(value)
-    if shape is None or not 2 <= len(shape) <= 4 or shape[-2] not in (rows, Dim(1)) or shape[-1] != keys:
+    shape = info.sizes(value)
+    if not 2 <= len(shape) <= 4 or shape[-2] not in (rows, Dim(1)) or shape[-1] != keys:
         return None
     if len(shape) == 4 and shape[1].const != 1:
         return None

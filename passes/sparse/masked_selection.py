@@ -30,7 +30,7 @@ from fa_compiler.passes.algebra.axes import Axes
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import first
+from fa_compiler.passes.ir.nodes import certain, first
 from fa_compiler.passes.layout.views import View
 from fa_compiler.passes.masks.structure import ONE_NAME
 from fa_compiler.passes.matching.match import AttentionMatch
@@ -133,8 +133,7 @@ def _emit(
         match = companion.adapted(match)
         others = companion.views
     sparse = SparseFlashBuilder.of(match, key_views(match), match.roles.kv_seq, rewriter, others)
-    mask = sparse.mask(match)
-    assert mask is not None
+    mask = certain(sparse.mask(match))
     if (selected := selection(mask, rewriter.facts)) is None:
         raise why_unread(mask, scatter, rewriter.facts)
     inputs = sparse.inputs()

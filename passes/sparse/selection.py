@@ -32,7 +32,7 @@ from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.formula import Affine
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import int_attr, is_op, operand_at, producer, sole, text_attr
+from fa_compiler.passes.ir.nodes import certain, int_attr, is_op, operand_at, producer, sole, text_attr
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.parts import concat_of
@@ -64,9 +64,7 @@ class Selection:
     @property
     def scatter(self) -> ir.Node:
         """The Scatter that makes the mask."""
-        node = producer(self.scattered)
-        assert node is not None
-        return node
+        return certain(producer(self.scattered))
 
     def shape(self, info: ShapeInfo) -> Shape | None:
         """B, S1, and the number of columns of the tensor that the list is scattered into."""
@@ -107,7 +105,7 @@ class ScatteredList:
     @property
     def shape(self) -> Shape:
         """The dimensions of the tensor, the last of which is the keys, or blocks of keys."""
-        return self.info.shape(self.node.outputs[0]) or ()
+        return self.info.sizes(self.node.outputs[0])
 
     @property
     def excludes_the_rest(self) -> bool:
@@ -134,7 +132,7 @@ class ScatteredList:
             if self.info.dtype(source) not in INTEGERS:
                 return None
             source = operand_at(maker, 0)
-        rank = len(self.info.shape(source) or ())
+        rank = len(self.info.sizes(source))
         if not is_op(maker, "TopK") or source is not maker.outputs[1]:
             return None
         return maker if axis_in(int_attr(maker, "axis", -1), rank) == rank - 1 else None
@@ -178,7 +176,7 @@ class ScatteredList:
 
     def _without_last_axis(self, value: ir.Value) -> ir.Value | None:
         """The input of an Unsqueeze or Reshape that adds a last axis of size 1; None for other values."""
-        source, shape = operand_at(producer(value), 0), self.info.shape(value) or ()
+        source, shape = operand_at(producer(value), 0), self.info.sizes(value)
         if not is_op(producer(value), "Unsqueeze", "Reshape") or self.info.shape(source) != shape[:-1]:
             return None
         return source
@@ -195,8 +193,7 @@ class SelectionReader:
         scattered = self.scattered(condition)
         if scattered is None or scattered.fault:
             return None
-        top, indices = scattered.top, scattered.indices
-        assert top is not None and indices is not None
+        top, indices = certain(scattered.top), certain(scattered.indices)
         tensor, heads = scattered.node.outputs[0], len(scattered.shape) == 4
         return Selection(top, indices, tensor, (), scattered.block, heads)
 
@@ -243,8 +240,8 @@ def selection(mask: ir.Value, facts: Facts) -> Selection | None:
 
 def selections(mask: ir.Value, facts: Facts) -> list[Selection]:
     """The selections in a boolean mask of rank 4, each beside all other conditions."""
-    shape = facts.info.shape(mask)
-    if shape is None or len(shape) != 4:
+    shape = facts.info.sizes(mask)
+    if len(shape) != 4:
         return []
     reader = ConditionReader(facts)
     parts = list(reader.conditions(Condition(mask, when=True, heads=True)))

@@ -54,9 +54,9 @@ def _is_causal(
 ) -> bool:
     """Is a comparison equal to `when` exactly at the entries after their row?"""
     result, space, info = node.outputs[0], viewer.space, viewer.info
-    shape, dims = info.shape(result), space.resolve_all(mask.base_dims)
+    shape, dims = info.sizes(result), space.resolve_all(mask.base_dims)
     row = sole([place for place, dim in enumerate(dims) if dim == space.resolve(match.roles.q_seq)])
-    if shape is None or len(shape) != len(dims) or row is None:
+    if len(shape) != len(dims) or row is None:
         return False
     positions = Positions(info, shape)
     left, right = positions.operands(node, positions.identity_index)

@@ -28,7 +28,7 @@ from operator import and_
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.options import CLOSE_RANKS
 from fa_compiler.passes.emit.build import INT64, Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import FOLD_LIMIT, input_of, int_attr, operand_at, without_none
@@ -176,7 +176,7 @@ class SparseIndicesBuilder:
         value = self._by_rows(condition)
         if value is None:
             return None
-        shape = builder.info.shape(value) or ()
+        shape = builder.info.sizes(value)
         if any(own not in (size, Dim(1)) for own, size in zip(shape, whole, strict=True)):
             return None
         value = builder.cast(value, BOOL)
@@ -241,7 +241,7 @@ class SparseIndicesBuilder:
         mask, info = scores.mask, self.builder.info
         if mask is None:
             return KeyMask()
-        if len(info.shape(mask.value) or ()) > 3:
+        if len(info.sizes(mask.value)) > 3:
             return None
         return read_key_mask(mask.value, mask.when, self.sizes.q_seq, self.sizes.kv_seq, info)
 
@@ -272,7 +272,7 @@ class SparseIndicesBuilder:
         keys = hidden_keys(hidden, [self.length(0, 0), self.length(1, 1)], builder)
         column = builder.unsqueeze(builder.cast(keys, FLOAT), [2, 3])
         key = builder.concat([key, column], 3)
-        heads, width = (size.const for size in (builder.info.shape(query) or ())[2:])
+        heads, width = consts(builder.info.sizes(query)[2:])
         assert heads is not None and width is not None
         # A head and a column of zeros, and 1 where they meet.
         grown = builder.op("Pad", [query, builder.ints([0, 0, 0, 0, 0, 0, 1, 1])])
@@ -312,7 +312,7 @@ def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
         return False
     masks = [mask for _, mask in unmasked(ranked, facts) if mask is not None]
     return any(
-        len(info.shape(mask.value) or ()) in (2, 3)
+        len(info.sizes(mask.value)) in (2, 3)
         and read_key_mask(mask.value, mask.when, sizes.q_seq, sizes.kv_seq, info) == KeyMask(causal=True)
         for mask in masks
     )
@@ -320,7 +320,7 @@ def ranks_causally(top: ir.Node, sizes: Sizes, facts: Facts) -> bool:
 
 def key_mask_of(condition: Condition, sizes: Sizes, info: ShapeInfo) -> KeyMask | None:
     """What a condition leaves visible; None where key_mask.py does not read it."""
-    rank = len(info.shape(condition.value) or ())
+    rank = len(info.sizes(condition.value))
     if rank not in (2, 3 + condition.heads):
         return None
     return read_key_mask(condition.value, condition.when, sizes.q_seq, sizes.kv_seq, info)

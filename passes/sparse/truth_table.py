@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.cases import COMPARE
-from fa_compiler.passes.ir.nodes import inputs_of, is_op
-from fa_compiler.passes.ops.context import Known, all_known
+from fa_compiler.passes.ir.nodes import all_known, inputs_of, is_op
+from fa_compiler.passes.ops.context import Known
 from fa_compiler.passes.ops.numbers import PAIRWISE, SETS, ValueSet
 from fa_compiler.passes.values.facts import Facts
 

@@ -17,7 +17,7 @@ from fa_compiler.passes.ir.nodes import constant, first, inputs_of, is_op, nodes
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import ASSUMED_MASK
 from fa_compiler.passes.masks.missed import vouching
-from fa_compiler.passes.masks.score_ops import Add, Select
+from fa_compiler.passes.masks.score_ops import tensors_of
 from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.sparse.builder import what_is_beyond
 from fa_compiler.passes.sparse.conditions import MAX_PARTS, Condition, ConditionReader
@@ -41,12 +41,12 @@ def list_scatter(mask: ir.Value) -> ir.Node | None:
 
 def check_bias(match: AttentionMatch, facts: Facts) -> None:
     """Decline a bias that is made from a Scatter at the list of a TopK."""
-    for value in [step.operand.view.base for step in match.mask.bias if isinstance(step, Add | Select)]:
-        scatter = first(node for node in _scatters(value) if _writes_at_top(node))
+    for operand in tensors_of(match.mask.bias):
+        scatter = first(node for node in _scatters(operand.view.base) if _writes_at_top(node))
         if scatter is None:
             continue
         reason = "the mask stays a bias: its numbers are not proven to be 0 and one that outweighs every score"
-        hint, numbers = LOWEST, facts.sets.of(value) or frozenset()
+        hint, numbers = LOWEST, facts.sets.of(operand.view.base) or frozenset()
         if 0.0 in numbers and min(numbers) <= ASSUMED_MASK:
             hint = f"{vouching((MASKS_DOMINATE, NO_EMPTY_ROWS))}; or {LOWEST}"
         raise unlisted(reason, scatter, hint)

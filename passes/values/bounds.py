@@ -21,7 +21,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.intervals import Bound, Interval, bound_of, ends_of, hull
-from fa_compiler.passes.ir.nodes import constant, input_of, is_op
+from fa_compiler.passes.ir.nodes import constant, input_of, is_op, number_of, without_none
 from fa_compiler.passes.ops.elementwise import INTEGER_RANGES
 from fa_compiler.passes.ops.movers import MOVES
 from fa_compiler.passes.ops.numbers import INTERVALS, ROUNDING, kind_of
@@ -65,7 +65,7 @@ class Bounds(Analysis[Bound]):
             return self._rounded(self._of_range(node), dtype)
         if node is not None and node.op_type == "DequantizeLinear" and node.domain in DEQUANTIZE_DOMAINS:
             return self._rounded(self._dequantised(node), dtype)
-        if node is None or not is_op(node, *INTERVALS):
+        if not is_op(node, *INTERVALS):
             return None
         return self._rounded(INTERVALS[node.op_type](node, self), dtype)
 
@@ -91,7 +91,7 @@ class Bounds(Analysis[Bound]):
         """The bound of integers of a type that holds `every` one: that of a Range, moved or cast to a type that holds
         it; else that of the type."""
         bound = self._of_range(node)
-        if node is not None and is_op(node, "Cast", *MOVES) and self._has_integers(node.inputs[0]):
+        if is_op(node, "Cast", *MOVES) and self._has_integers(node.inputs[0]):
             bound = self.of(node.inputs[0])
         if bound is None or bound.unless_nan[0] < every[0] or every[1] < bound.unless_nan[1]:
             return Bound(every, False)
@@ -100,10 +100,9 @@ class Bounds(Analysis[Bound]):
     def _of_range(self, node: ir.Node | None) -> Bound | None:
         """The bound of a Range whose operands are known numbers. Floats are added up, and each addition may round: if
         all roundings are less than a step, the last number is within a step of the limit."""
-        if node is None or not is_op(node, "Range"):
+        if not is_op(node, "Range"):
             return None
-        arrays = map(constant, node.inputs)
-        known = [array.item() for array in arrays if array is not None and array.size == 1]
+        known = without_none(map(number_of, node.inputs))
         if len(known) != 3 or not all(map(math.isfinite, known)) or known[2] == 0:
             return None
         start, limit, step = known

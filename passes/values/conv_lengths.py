@@ -22,10 +22,9 @@ from collections.abc import Callable, Iterator
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import producer, reached, reads_shape
+from fa_compiler.passes.ir.nodes import domain_of, makers_of, reached, reads_shape
 from fa_compiler.passes.ops.context import (
     Shape,
-    domain_of,
 )
 
 CONVOLUTIONS = frozenset({("", "Conv"), ("", "ConvInteger"), ("", "QLinearConv"), ("com.microsoft", "FusedConv")})
@@ -47,11 +46,11 @@ def least_sizes(graph: ir.Graph, shape: Callable[[ir.Value], Shape | None]) -> d
 def _always_run(graph: ir.Graph) -> Iterator[ir.Node]:
     """The nodes of a main graph whose elements its outputs are computed from."""
 
-    def makers(node: ir.Node) -> Iterator[ir.Node]:
+    def makers(node: ir.Node) -> list[ir.Node]:
         read = () if reads_shape(node) else node.inputs
-        return filter(None, map(producer, read))
+        return makers_of(read)
 
-    return reached(filter(None, map(producer, graph.outputs)), makers)
+    return reached(makers_of(graph.outputs), makers)
 
 
 def _bounded(dim: Dim, bound: int) -> tuple[str, int] | None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
@@ -28,7 +29,7 @@ def correct_shapes(graphs: Iterable[ir.Graph], info: ShapeInfo) -> list[str]:
             for value in node.outputs:
                 if value.shape is None or (known := info.shape(value)) is None:
                     continue
-                sizes = [size.const for size in known]
+                sizes = consts(known)
                 given = list(value.shape)
                 if len(given) == len(sizes) and not any(map(_contradict, given, sizes)):
                     continue

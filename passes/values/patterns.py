@@ -178,7 +178,7 @@ def _through(
 
 def _of_operator(pattern: Op, value: ir.Value, info: ShapeInfo, known: Match) -> Iterator[Match]:
     node = value.producer()
-    if node is None or not is_op(node, *pattern.op_types) or node.outputs[0] is not value:
+    if not is_op(node, *pattern.op_types) or node.outputs[0] is not value:
         return
     count = len(pattern.operands)
     if len(node.inputs) < count or (len(node.inputs) > count and not pattern.open_end):

@@ -24,6 +24,7 @@ from fa_compiler.passes.algebra.formula import (
     disjunction,
 )
 from fa_compiler.passes.algebra.known import if_known
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.constant_patterns import Diagonals, TwoNumbers, diagonals, even_steps
 from fa_compiler.passes.values.large_constants import LargeContent
@@ -55,7 +56,7 @@ def number_of_content(content: np.ndarray, index: Index, rank: int, labels: Bloc
         return number_of_array(content, index, rank, labels)
     if content.size == 1:
         return Affine.number(content.reshape(-1)[0], rank)
-    numbers = [item.const for item in content.reshape(-1)]
+    numbers = consts(content.reshape(-1))
     if None not in numbers:
         return number_of_array(np.array(numbers, dtype=np.int64).reshape(content.shape), index, rank, labels)
     return None

@@ -331,7 +331,7 @@ class Positions:
         node = producer(value)
         if numbers[1 - place] is not None or zero is None or compared("Equal", zero, 0.0) != TRUE:
             return None
-        if node is None or index is None or not is_op(node, "Add"):
+        if index is None or not is_op(node, "Add"):
             return None
         parts = self.operands(node, index)
         known = [self.number(*part) for part in parts]

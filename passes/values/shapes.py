@@ -37,7 +37,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, named
-from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, opset, producer, remember_imports
+from fa_compiler.passes.ir.nodes import all_nodes, domain_of, int_attr, is_op, opset, producer, remember_imports
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.ops.context import (
     UNKNOWN,
@@ -47,7 +47,6 @@ from fa_compiler.passes.ops.context import (
     axis_in,
     content_fact,
     dim_array,
-    domain_of,
     fresh,
     or_fresh,
     rank_of,
@@ -130,6 +129,10 @@ class ShapeInfo:
     def shape(self, value: ir.Value | None) -> Shape | None:
         """The symbolic shape, None when not even the rank is known."""
         return self.fact(value).shape
+
+    def sizes(self, value: ir.Value | None) -> Shape:
+        """The symbolic shape, as far as one is known: () when not even the rank is."""
+        return self.fact(value).shape or ()
 
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The element type."""

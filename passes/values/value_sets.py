@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import constant, sole
+from fa_compiler.passes.ir.nodes import constant, has_row, sole
 from fa_compiler.passes.ops.numbers import BOOLEAN, PAIRWISE, SETS, ValueSet, set_of
 from fa_compiler.passes.values.analysis import Analysis
 from fa_compiler.passes.values.given_masks import inverted_mask
@@ -52,7 +52,7 @@ class ValueSets(Analysis[ValueSet]):
         node = value.producer()
         if value.is_graph_input() or value.const_value is not None:
             return None
-        if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in SETS:
+        if not has_row(node, SETS):
             return None
         inverted = inverted_mask(node, self.only) if self.binary_masks and node.op_type in PAIRWISE else None
         return inverted or SETS[node.op_type](node, self)

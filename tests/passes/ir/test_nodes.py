@@ -8,11 +8,14 @@ import pytest
 
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    all_known,
     axes_of,
     constant,
+    elsewhere,
     first,
     inputs_of,
     is_op,
+    number_of,
     operand_at,
     operand_orders,
     operands,
@@ -66,3 +69,16 @@ def test_the_first_and_the_only_one() -> None:
     assert sole([0]) == 0
     assert sole([0, 1]) is sole([]) is None
     assert sole(number for number in (1, 2, 3) if number > 2) == 3
+
+
+@pytest.mark.parametrize(
+    ("attributes", "number"),
+    [({"value_int": 3}, 3), ({"value_ints": [3]}, 3), ({"value_ints": [3, 4]}, None), ({"value_ints": []}, None)],
+)
+def test_the_one_number_of_a_constant(attributes: dict[str, int | list[int]], number: int | None) -> None:
+    assert number_of(ir.node("Constant", [], attributes).outputs[0]) == number
+
+
+def test_what_is_known_and_what_stands_elsewhere() -> None:
+    assert all_known([1, 2]) == [1, 2] and all_known([]) == [] and all_known([1, None]) is None
+    assert elsewhere("abcd", {0, 2, None}) == ["b", "d"]
