@@ -17,7 +17,7 @@ import onnxruntime as ort
 
 from fa_compiler import op_registry
 from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, counts_the_mask, handed_on, rows_of, sizes_of_rows
-from fa_compiler.comparison.feeds import index_bounds, random_inputs, typed
+from fa_compiler.comparison.feeds import index_bounds, misfit, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line, suggests_keywords
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
@@ -106,8 +106,9 @@ class DecodingSession:
                 raise InputError(
                     f"{self.name} has no caches: it has no output, such as present, that is an input of the next step, "
                     "such as past_key_values; export the decoder with its past (in optimum the task "
-                    "text-generation-with-past; transformers writes a file for the prompt and one for the steps, which "
-                    "has the caches)"
+                    "text-generation-with-past, for T5 and BART text2text-generation-with-past, for Whisper "
+                    "automatic-speech-recognition-with-past; transformers writes a file for the prompt and one for the "
+                    "steps, which has the caches)"
                 )
             _check_open(self.name, proto, self.caches_by_input.values())
             self._session = _session(path, self.name, proto, threads, optimise)
@@ -212,9 +213,7 @@ class DecodingSession:
         except ORT_ERRORS as error:
             if not self._length:
                 self.reset()  # the caches of another batch may be right
-            raise InputError(
-                f"{self.name} fails in ONNX Runtime: {one_line(error)}{self._hint(error, feeds, batch, new)}"
-            ) from None
+            raise InputError(self._told_of(error, feeds, batch, new)) from None
         found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         if not self._is_proven:
             self._check_filled(values, found)
@@ -511,6 +510,14 @@ class DecodingSession:
 
     def _tokens(self, new: int) -> str:
         return f"{self._length} cached and {new} new tokens"
+
+    def _told_of(self, error: Exception, feeds: Mapping[str, Array], batch: int, new: int) -> str:
+        """The message of a step that ONNX Runtime refuses. In front of it stands what the inputs contradict in the
+        model, and behind it what else may help."""
+        told = f"{self.name} fails in ONNX Runtime: {one_line(error)}"
+        hint = self._hint(error, feeds, batch, new)
+        found = None if hint else misfit(feeds, self._inputs.values(), self._bounds)
+        return f"{told}{hint}" if found is None else f"{found}; {told}"
 
     def _hint(self, error: Exception, feeds: Mapping[str, Array], batch: int, new: int) -> str:
         """What may help where inputs are of different batches, or ONNX Runtime says that an index is too large, or

@@ -303,14 +303,25 @@ def typed(where: str, name: str, array: np.ndarray, info: onnx.ValueInfoProto) -
 def with_misfit(message: str, feeds: Mapping[str, np.ndarray], model: onnx.ModelProto) -> str:
     """The message of a model that has failed with given inputs. In front of it stands what the inputs contradict in the
     model, if something is known: a shape, a size that is one in two inputs, or the rows of a table."""
-    found = next(_misfits(feeds, model), None)
+    found = misfit(feeds, graph_inputs(model), index_bounds(model.graph))
     return message if found is None else f"{found}; {message}"
 
 
-def _misfits(feeds: Mapping[str, np.ndarray], model: onnx.ModelProto) -> Iterator[str]:
-    bounds = index_bounds(model.graph)
+def misfit(
+    feeds: Mapping[str, np.ndarray], inputs: Iterable[onnx.ValueInfoProto], bounds: Mapping[str, int]
+) -> str | None:
+    """What the arrays contradict in a model's inputs, or None: a shape, a size that is one in two inputs, or the rows
+    of a table, of which `index_bounds` gives the `bounds`. Inputs without an array are not looked at."""
+    return next(_misfits(feeds, inputs, bounds), None)
+
+
+def _misfits(
+    feeds: Mapping[str, np.ndarray], inputs: Iterable[onnx.ValueInfoProto], bounds: Mapping[str, int]
+) -> Iterator[str]:
     named: dict[str, tuple[str, int]] = {}
-    for info in graph_inputs(model):
+    for info in inputs:
+        if info.name not in feeds:
+            continue
         name, array = info.name, feeds[info.name]
         dims = list(info.type.tensor_type.shape.dim)
         if info.type.tensor_type.HasField("shape") and not _has_shape(array, dims):

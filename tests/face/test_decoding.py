@@ -567,8 +567,22 @@ def test_masks_and_positions_of_other_kinds_are_the_caller_s() -> None:
     assert session.length == 2
 
 
+def test_sizes_of_one_name_that_differ_are_named() -> None:
+    """A mask that is longer than the encoder's states: ONNX Runtime names a place in its sources, and no input."""
+    model = harness.load(T5)
+    session = fa_compiler.DecodingSession(model)
+    cross = {name: np.ones((1, 4, 7, 16), np.float32) for name in session.inputs if "cross" in name}
+    given = {"decoder_input_ids": [[1]], "encoder_hidden_states": np.ones((1, 7, 64), np.float32), **cross}
+    said = "^the size 'enc' is 9 in 'attention_mask' and 7 in 'encoder_hidden_states'; the model fails in ONNX Runtime"
+    with pytest.raises(InputError, match=said):
+        session.step({**given, "attention_mask": np.ones((1, 9), np.int64)})
+    session.step({**given, "attention_mask": np.ones((1, 7), np.int64)})
+    assert session.length == 1
+
+
 def test_faults_of_a_session(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"model.onnx has no caches: .* export the decoder with its past"):
+    said = r"model.onnx has no caches: .* export the decoder with its past .* for Whisper automatic-speech-recognition"
+    with pytest.raises(InputError, match=said):
         fa_compiler.DecodingSession(saved(attention(), tmp_path / "model.onnx"))
 
 
