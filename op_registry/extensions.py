@@ -74,7 +74,8 @@ EXTENSIONS = (
         "EXT-BAND-MASK",
         "in sparse_mode 2, 3 and 4 atten_mask may have the shape [B|1,N1|1,1,S2|1] instead of [2048,2048]: it excludes "
         "keys in addition to those that the band excludes; the band is computed from the sizes",
-        happens="padding stands beside the band, and neither becomes a tensor of all rows and keys",
+        happens="the band is computed from the sizes, and no tensor has a number for each row and key; where there is "
+        "padding, it stands beside the band",
     ),
     Extension(
         "EXT-SHIFT-BROADCAST",

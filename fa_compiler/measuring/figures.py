@@ -275,7 +275,7 @@ class Benchmark(Shown):
             assert measure.decoded is not None
             sides = measure.sides
             speeds = [f"{1e3 * self.batch / side.median:,.0f} ({side.low:.2f}-{side.high:.2f} ms)" for side in sides]
-            times = [f"{time:,.0f}" for time in measure.decoded.prompt or ()] or ["", ""]
+            times = [f"{time:,.{0 if time >= 100 else 2}f}" for time in measure.decoded.prompt or ()] or ["", ""]
             memory = [f"{timing.memory / MIB:,.0f}" for timing in sides]
             shown = times if prompts else []
             rows.append([str(measure.length), *speeds, f"{measure.ratio:.2f} x", *shown, *memory])

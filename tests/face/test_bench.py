@@ -101,6 +101,17 @@ def test_the_page_of_a_decoder() -> None:
     assert "<li>Behind 2048 keys 31 of 32 tokens are the same; outputs differ by 2e-06, 1e-05 is allowed.</li>" in text
 
 
+def test_the_time_of_a_short_prompt_is_not_rounded_to_zero() -> None:
+    timing = Timing(2.0, 1.0, 3.0, 0)
+    short, long = (
+        Measure(length, original=timing, fused=timing, decoded=Decoded(times, 32, 32, 0.0, 1e-5))
+        for length, times in ((8, (0.514, 0.272)), (8192, (1234.6, 99.5)))
+    )
+    shown = str(Benchmark(fa_compiler.inspect(attention()), (short, long), batch=1, threads=1, decode=True))
+    assert re.search(r" x +0\.51 +0\.27 ", shown)
+    assert re.search(r" x +1,235 +99\.50 ", shown)
+
+
 @pytest.mark.usefixtures("memory_is_known")
 @pytest.mark.parametrize("name", ["llama_past__tsn_eager_op14", None])
 def test_a_decoder_that_is_measured_in_whole_runs(name: str | None) -> None:

@@ -574,6 +574,17 @@ def test_explain(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert "the bias stays as small as the model has it" in text and "EXT-" not in text
 
 
+def test_a_band_without_padding_is_not_explained_by_padding(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The operator gets a mask of one element beside its band, which excludes nothing."""
+    path = tmp_path / "training.onnx"
+    examples = Path(__file__).parents[2] / "examples" / "models"
+    path.write_bytes(lzma.decompress((examples / "gpt_training.onnx.xz").read_bytes()))
+    assert main(["inspect", str(path), "--explain"]) == 0
+    text = capfd.readouterr().out
+    assert "mask: causal, node " in text
+    assert "  the band is computed from the sizes, " in text and "where there is padding, it stands beside" in text
+
+
 def test_no_attention_is_a_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = saved(plain(), tmp_path / "model.onnx")
     assert main(["optimize", str(path), "-o", str(tmp_path / "out.onnx"), "--verify"]) == 0
