@@ -252,17 +252,20 @@ EXTENSIONS = (
     Extension(
         "EXT-SPARSE-FLOAT",
         "the tensors of the sparse family that are float16 or bfloat16 on Ascend may all be float32",
+        happens="the attention is in float32, as in the model; on Ascend it would have 16 bits",
         widens=True,
     ),
     Extension(
         "EXT-SPARSE-SIZES",
         "head counts, head sizes (also another one for value, and any rope size or none), the number of "
         "selected blocks and their size (up to 2147483647), batch and sequence length may be any",
+        happens="heads, head sizes and selected blocks are the model's; a product of Ascend takes a few sizes",
     ),
     Extension(
         "EXT-SPARSE-HEADS",
         "key and value may have any number of heads that divides the query's; sparse_indices has a list for each of "
         "them, or one for all",
+        happens="key and value have the heads of the model; on Ascend they would have one",
     ),
     Extension(
         "EXT-INDEX-NAN",
@@ -276,6 +279,7 @@ EXTENSIONS = (
         "EXT-SPARSE-EMPTY-ROWS",
         "the attribute cpu_empty_rows says what a query row gives for which no key is selected: zero, the mean of value"
         " over all keys of the sequence, or NaN; always zero in a sequence without keys",
+        happens="a query row for which no key is selected gives what it gives in the model",
         attr="cpu_empty_rows",
         values=("", "zero", "mean", "nan"),
     ),

@@ -23,6 +23,7 @@ from fa_compiler.model_files import writing
 from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import MissedCode
+from tests.graphs import harness
 from tests.systems import DEVICES, LINKS, LISTENS_TO_INTERRUPTS, MODES, NAMED_PIPES, SCRIPTS, SIGNALS, TERMINALS, said
 
 from .builders import attention, ops, plain, projected, saved
@@ -583,6 +584,15 @@ def test_a_band_without_padding_is_not_explained_by_padding(tmp_path: Path, capf
     text = capfd.readouterr().out
     assert "mask: causal, node " in text
     assert "  the band is computed from the sizes, " in text and "where there is padding, it stands beside" in text
+
+
+def test_selected_keys_are_explained_without_attributes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The registry's sentences list what the operator's attributes may be: the report says what the block does."""
+    path = saved(harness.load("glm_moe_dsa__dynamo_sdpa_op18"), tmp_path / "model.onnx")
+    assert main(["inspect", str(path), "--explain"]) == 0
+    text = capfd.readouterr().out
+    assert "SparseFlashAttention" in text and "may " not in text and "cpu_empty_rows" not in text
+    assert "  a query row for which no key is selected gives what it gives in the model\n" in text
 
 
 def test_no_attention_is_a_success(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
