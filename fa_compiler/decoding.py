@@ -16,7 +16,16 @@ import onnx
 import onnxruntime as ort
 
 from fa_compiler import op_registry
-from fa_compiler.comparison.decoder import SWITCH, Cache, caches_of, counts_the_mask, handed_on, rows_of, sizes_of_rows
+from fa_compiler.comparison.decoder import (
+    SWITCH,
+    Cache,
+    caches_of,
+    counts_the_mask,
+    handed_on,
+    of_fixed_length,
+    rows_of,
+    sizes_of_rows,
+)
 from fa_compiler.comparison.feeds import index_bounds, misfit, random_inputs, typed
 from fa_compiler.comparison.verification import as_file
 from fa_compiler.errors import InputError, one_line, suggests_keywords
@@ -682,19 +691,14 @@ def _check_equal(numbers: Mapping[str, int], what: str, verb: str, hint: str = "
 
 def _check_open(name: str, proto: onnx.ModelProto, caches: Iterable[Cache]) -> None:
     """Raise InputError for a cache that grows, although the model fixes its number of tokens."""
-    dims = {info.name: info.type.tensor_type.shape.dim for info in (*proto.graph.input, *proto.graph.output)}
-    sizes = {given: [fixed_size(dim) for dim in shape] for given, shape in dims.items()}
-    for cache in caches:
-        past, present = sizes[cache.past], sizes[cache.present]
-        grows = any(size and other and size != other for size, other in zip(past, present, strict=False))
-        if cache.kind == "state" and grows:
-            shape = ", ".join(
-                str(size or dim.dim_param or "?") for size, dim in zip(past, dims[cache.past], strict=True)
-            )
-            raise InputError(
-                f"{name} fixes the number of tokens in its cache '{cache.past}' [{shape}], so that no other step can "
-                "follow; export it with a dynamic axis"
-            )
+    cache = of_fixed_length(proto, caches)
+    if cache is not None:
+        dims = next(info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == cache.past)
+        shape = ", ".join(str(fixed_size(dim) or dim.dim_param or "?") for dim in dims)
+        raise InputError(
+            f"{name} fixes the number of tokens in its cache '{cache.past}' [{shape}], so that no other step can "
+            "follow; export it with a dynamic axis"
+        )
 
 
 class _UnfusedSession(OwnSession):

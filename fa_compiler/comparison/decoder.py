@@ -98,6 +98,19 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
     return tuple(found[name] for name in given if name in found)
 
 
+def of_fixed_length(model: onnx.ModelProto, caches: Iterable[Cache]) -> Cache | None:
+    """The first of the caches that grows although the model fixes its number of tokens: no other step can follow."""
+    sizes = {
+        info.name: [fixed_size(dim) for dim in info.type.tensor_type.shape.dim]
+        for info in (*model.graph.input, *model.graph.output)
+    }
+    for cache in caches:
+        pairs = zip(sizes[cache.past], sizes[cache.present], strict=False)
+        if cache.kind == "state" and any(size and other and size != other for size, other in pairs):
+            return cache
+    return None
+
+
 def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:
     """Does a model read of a mask only how many ones each row has, as the files of onnxruntime-genai's builder do?"""
     names, is_summed = {mask}, False

@@ -84,6 +84,7 @@ def bench(
             decode=decode,
             fixed=fixed,
             signals=signals,
+            has_steps=isinstance(runs, Steps) or runs.has_steps,
         )
         if "length" in begun.fixed:
             del wanted[1:]

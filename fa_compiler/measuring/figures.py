@@ -164,6 +164,7 @@ class Benchmark(Shown):
     `report` tells what was fused. `most` is the number of tokens that the model takes at most, if a length is larger.
     `caches` are those of a decoder, by the names of their inputs. `fixed` has "length" or "batch" where the model
     itself fixes these sizes, so that what was asked for has no effect. `signals` are inputs that are sounds or images.
+    `has_steps` says that the model can be measured as a decoder is used: its caches do not have a fixed length.
     """
 
     report: Report
@@ -176,6 +177,7 @@ class Benchmark(Shown):
     caches: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
     signals: tuple[str, ...] = ()
+    has_steps: bool = False
 
     @property
     def measured(self) -> tuple[Measure, ...]:
@@ -297,7 +299,7 @@ class Benchmark(Shown):
     @property
     def advice(self) -> list[str]:
         """What else a user of a model with caches can measure."""
-        if self.caches and not self.decode:
+        if self.has_steps and not self.decode:
             return ["to measure steps of one token, as a decoder is used, give --decode, in Python decode=True"]
         if self.decode and self.report.possible_buffers:
             return ["each step copies all caches; --in-place-caches, in Python in_place_caches=True, ends that"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.compare import Runner
-from fa_compiler.comparison.decoder import caches_of
+from fa_compiler.comparison.decoder import caches_of, of_fixed_length
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
 from fa_compiler.comparison.signals import signal_inputs
 from fa_compiler.errors import InputError, one_line
@@ -26,7 +26,8 @@ class Runs:
     """The sessions of the original and of the fused model. Raises InputError if ONNX Runtime cannot load them.
 
     `spare` is the number of tokens that a measurement needs beside its length. `caches` are those of the original, by
-    the names of their inputs. `signals` are its inputs that are sounds or images.
+    the names of their inputs, and `has_steps` says whether a step can follow another one. `signals` are its inputs that
+    are sounds or images.
     """
 
     spare = 0
@@ -34,7 +35,9 @@ class Runs:
     def __init__(self, folder: Path, paths: tuple[Path, Path], threads: int, batch: int) -> None:
         self._folder, self._paths, self._threads, self._batch = folder, paths, threads, batch
         self._proto = read_proto(paths[0])
-        self.caches = tuple(cache.past for cache in caches_of(self._proto))
+        caches = caches_of(self._proto)
+        self.caches = tuple(cache.past for cache in caches)
+        self.has_steps = bool(caches) and of_fixed_length(self._proto, caches) is None
         self.signals = tuple(signal_inputs(graph_inputs(self._proto)))
         try:
             self._runners = [Runner(path, read_proto(path), optimise=True, threads=threads) for path in paths]

@@ -26,7 +26,7 @@ from fa_compiler.page.gain_page import gain_page
 from fa_compiler.passes.answer.report import CacheLine
 from tests.graphs import harness
 
-from .builders import attention, limited, plain, saved
+from .builders import attention, limited, plain, saved, with_caches_of_fixed_length
 
 
 @pytest.fixture
@@ -120,6 +120,9 @@ def test_a_decoder_that_is_measured_in_whole_runs(name: str | None) -> None:
     shown = str(fa_compiler.bench(model, [4], threads=1, seconds=0.01))
     assert ("as a decoder is used, give --decode, in Python decode=True" in shown) == (name is not None)
     assert ("caches: past_key_0 and 3 more" in shown) == (name is not None)
+    if name is not None:
+        shown = str(fa_compiler.bench(with_caches_of_fixed_length(model), [4], threads=1, seconds=0.01))
+        assert "caches: past_key_0 and 3 more" in shown and "--decode" not in shown
 
 
 def test_lengths_of_a_sound_are_no_tokens() -> None:

@@ -31,7 +31,7 @@ from fa_compiler.page.regions import shape_texts
 from fa_compiler.page.wording import link_to, unbroken, worded
 from tests.graphs import harness
 
-from .builders import attention, plain, projected, saved
+from .builders import attention, plain, projected, saved, with_caches_of_fixed_length
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
@@ -407,6 +407,8 @@ def test_a_page_tells_of_the_options_again(tmp_path: Path) -> None:
     text = _Page(written(model, tmp_path, *words)).text
     assert "model.onnx -o fused.onnx --assume no-empty-rows --in-place-caches --verify" in text
     assert "model.onnx --decode --assume no-empty-rows --in-place-caches --html" in text
+    text = _Page(written(with_caches_of_fixed_length(model), tmp_path)).text
+    assert "model.onnx --html" in text and "--decode" not in text, "no step follows another one"
     text = _Page(written(attention(), tmp_path, "--target", "ascend", "--soc-version", "A3")).text
     assert "model.onnx -o fused.onnx --target ascend --soc-version A3 --verify" in text
     assert "fa-compiler bench" not in text
