@@ -330,7 +330,12 @@ class _Rival:
         except Exception as error:
             if self._runner is None:
                 check_weights(self._path)
+            known = {info.name for info in graph_inputs(self._proto)}
             reason = one_line(error) + self._advice
+            if lacking := sorted(known - feeds.keys()):
+                reason = f"it takes the input '{lacking[0]}', which the other model does not have"
+            elif unknown := sorted(feeds.keys() - known):
+                reason = f"it has no input '{unknown[0]}'"
             message = f"ONNX Runtime runs {self._original} but not {self._name}{beside}: {reason}"
             if missing := without_kernel(self._proto):
                 message = f"{self._name} cannot be compared here: there is no CPU kernel of {' and '.join(missing)}"

@@ -687,3 +687,27 @@ def test_missing_weights(tmp_path: Path) -> None:
         with pytest.raises(InputError) as caught:
             fa_compiler.verify(first, second)
         assert str(caught.value).startswith(f"{path}: tensor 'w' needs ") and str(data) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("lacking", "it takes the input 'other', which the other model does not have"),
+        ("unknown", "it has no input 'key'"),
+    ],
+)
+def test_models_with_other_inputs(changed: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = attention()
+    first = str(saved(model, tmp_path / "first.onnx"))
+    for node in model.graph.node:
+        node.input[:] = ["other" if name == "key" and changed == "lacking" else name for name in node.input]
+    (key,) = (info for info in model.graph.input if info.name == "key")
+    if changed == "lacking":
+        key.name = "other"
+    else:
+        model.graph.input.remove(key)
+        for node in model.graph.node:
+            node.input[:] = ["value" if name == "key" else name for name in node.input]
+    second = str(saved(model, tmp_path / "second.onnx"))
+    assert main(["verify", first, second]) == 1
+    assert said in capsys.readouterr().err
