@@ -107,6 +107,8 @@ def get(op_type: str, cann: str | None = None) -> OpSpec:
     known = variants(op_type)
     if cann is None:
         return known[-1]
+    if not isinstance(cann, str):
+        raise TypeError(f"`cann` is a text such as '8.5.0', not {cann!r}")
     for variant in known:
         if variant.variant == cann:
             return variant
