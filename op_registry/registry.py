@@ -107,8 +107,6 @@ def get(op_type: str, cann: str | None = None) -> OpSpec:
     known = variants(op_type)
     if cann is None:
         return known[-1]
-    if not isinstance(cann, str):
-        raise TypeError(f"`cann` is a text such as '8.5.0', not {cann!r}")
     for variant in known:
         if variant.variant == cann:
             return variant
@@ -151,7 +149,9 @@ def newest() -> str:
 
 def release(text: str) -> tuple[int, int, int, int] | None:
     """A CANN version as a sortable tuple (major, minor, patch, 0 if alpha else 1), or None if the text is not a
-    version."""
+    version. Raises TypeError for a number: 8.10 would be 8.1."""
+    if not isinstance(text, str):
+        raise TypeError(f"`cann` is a text such as '8.5.0', not {text!r}")
     match = _RELEASE.fullmatch(text)
     if match is None:
         return None
