@@ -99,7 +99,9 @@ def _match(call: LinearCall, facts: Facts) -> DeltaRule:
     """What a linear attention becomes. Raises Decline."""
     options = facts.options
     if call.rule not in RULES:  # (1)
-        raise _left(call, f"CANN has no operator for the rule {call.rule}", other_target("ort", "has an operator for it"))
+        raise _left(
+            call, f"CANN has no operator for the rule {call.rule}", other_target("ort", "has an operator for it")
+        )
     sizes = _sizes(call, facts.info)
     by_key = _is_by_key(call, sizes, facts.info)
     is_step, assumed = _is_step(sizes.tokens, options)
