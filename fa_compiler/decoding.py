@@ -32,7 +32,7 @@ from fa_compiler.errors import InputError, one_line, suggests_keywords
 from fa_compiler.lowering.ort import LibraryUnusable, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
-from fa_compiler.model_files.reading import ModelLike, read_proto
+from fa_compiler.model_files.reading import RUN_SHARDED, ModelLike, read_proto, refuse_sharded
 from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.cache_names import fixed_size
@@ -110,6 +110,7 @@ class DecodingSession:
             proto = read_proto(path)
             is_file = isinstance(model, str | os.PathLike)
             self.name = str(path) if is_file else "the model"
+            refuse_sharded(proto, self.name, RUN_SHARDED)
             self.caches_by_input: dict[str, Cache] = {cache.past: cache for cache in caches_of(proto)}
             if not self.caches_by_input:
                 raise InputError(

@@ -22,7 +22,7 @@ from fa_compiler.errors import InputError, check_keywords
 from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.inline_weights import serialised
-from fa_compiler.model_files.reading import LoadedModel, load, load_bytes, refuse_sharded
+from fa_compiler.model_files.reading import RUN_SHARDED, LoadedModel, ShardedModel, load, load_bytes, refuse_sharded
 from fa_compiler.model_files.temporary import new_folder
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Options, Report
@@ -61,7 +61,7 @@ class InferenceSession(OwnSession):
 
     Raises:
         TypeError: an argument is neither ONNX Runtime's nor ours.
-        InputError: an assumption is unknown.
+        InputError: an assumption is unknown, or the model is one of several ranks.
     """
 
     fusion_report: Report | None
@@ -97,6 +97,8 @@ class InferenceSession(OwnSession):
             else:
                 try:
                     model = self._fused(path_or_bytes)
+                except ShardedModel:
+                    raise
                 except InputError as error:
                     refused = error
         try:
@@ -126,7 +128,7 @@ class InferenceSession(OwnSession):
     def _fused(self, source: str | bytes | os.PathLike[str]) -> str | bytes | os.PathLike[str]:
         """The model to load instead of `source`, as a path or bytes; `source` itself if there is nothing to change."""
         loaded = self._load(source)
-        refuse_sharded(loaded.proto, loaded.name)
+        refuse_sharded(loaded.proto, loaded.name, RUN_SHARDED)
         proto, self.fusion_report = run(loaded, self._fa_fusion)
         if any(opset.domain in op_registry.DOMAINS for opset in (proto or loaded.proto).opset_import):
             register_custom_ops(self._fa_options)

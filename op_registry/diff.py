@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import NoReturn
@@ -81,7 +81,8 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
     """Compares the headers in `paths` (files, or folders that are searched) with the registry.
 
     `cann` chooses the variants to compare with, as in `get`. An operator that has no such variant is not compared, and
-    each of its headers is reported as such. A prototype that cannot be read is reported as a difference. Raises
+    each of its headers is reported as such. A prototype that cannot be read is reported as a difference. An operator
+    without a prototype is a serious difference in a folder; single files need not declare all operators. Raises
     RegistryError if a path cannot be read or if there is no prototype at all, and UnknownVariant if `cann` fits no
     operator.
     """
@@ -89,9 +90,17 @@ def diff_paths(paths: Sequence[str | Path], cann: str | None = None) -> list[Dif
     wanted = _names()
     entries = [entry for path in _files(paths) for entry in parse_file(path, only=wanted)]
     if not entries:
-        places = ", ".join(str(path) for path in paths)
-        raise RegistryError(f"no REG_OP prototype in {places}; {_WHERE}")
-    return [difference for name in wanted for difference in _diff_headers(name, entries, expected.get(name), cann)]
+        raise RegistryError(f"no REG_OP prototype in {_listed(paths)}; {_WHERE}")
+    found = [difference for name in wanted for difference in _diff_headers(name, entries, expected.get(name), cann)]
+    if any(Path(path).is_dir() for path in paths):
+        return found
+    if {entry.change for entry in found} == {Change.MISSING_OP} and len(found) == len(expected):
+        raise RegistryError(f"no prototype of an operator of the registry in {_listed(paths)}; {_WHERE}")
+    return [replace(entry, serious=entry.serious and entry.change is not Change.MISSING_OP) for entry in found]
+
+
+def _listed(paths: Sequence[str | Path]) -> str:
+    return ", ".join(map(str, paths))
 
 
 def _diff_headers(

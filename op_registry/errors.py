@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -97,12 +97,18 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     return f"; known {'are' if len(names) > 1 else 'is'} {', '.join(names)}"
 
 
-def check_keywords(function: str, given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise TypeError for a keyword that a function does not know: the error of Python, with the name that is meant."""
+def check_keywords(
+    function: str, given: Iterable[str], known: Iterable[str], also_called: Mapping[str, str] | None = None
+) -> None:
+    """Raise TypeError for a keyword that a function does not know: the error of Python, with the name that is meant.
+
+    `also_called` are other names of keywords, such as those of the command line, and the keywords.
+    """
     names = frozenset(known)
     for name in given:
         if name not in names:
-            told = f"{name!r}{suggestion(name, names - {'self'})}"
+            other = (also_called or {}).get(name)
+            told = f"{name!r}{suggestion(name, names - {'self'}) if other is None else f', did you mean {other!r}?'}"
             raise TypeError(f"{function}() got an unexpected keyword argument {told}")
 
 

@@ -149,7 +149,9 @@ def newest() -> str:
 
 def release(text: str) -> tuple[int, int, int, int] | None:
     """A CANN version as a sortable tuple (major, minor, patch, 0 if alpha else 1), or None if the text is not a
-    version."""
+    version. Raises TypeError for a number: 8.10 would be 8.1."""
+    if not isinstance(text, str):
+        raise TypeError(f"`cann` is a text such as '8.5.0', not {text!r}")
     match = _RELEASE.fullmatch(text)
     if match is None:
         return None

@@ -26,6 +26,7 @@ from fa_compiler.passes.answer.report import (
     Progress,
     Report,
     Status,
+    is_followed,
 )
 from fa_compiler.passes.around import finish, fuse_around, fuse_positions
 from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
@@ -586,8 +587,7 @@ class _Run:
             decline = Decline(decline.code, decline.reason, None, decline.hint or "")
         block, cause = _block_of(name, decline), replaceable_cause(decline, self.facts.info)
         if cause is None:
-            followed = self.facts.options.target == "ort" and (block.hint or "").startswith("--target ort")
-            return replace(block, hint=None) if followed else block
+            return replace(block, hint=None) if is_followed(block.hint, self.facts.options.target) else block
         hint = f"make {cause.name!r} a constant: it is an initializer and an input, too, so a caller may replace it"
         return replace(block, hint=hint)
 

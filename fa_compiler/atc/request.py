@@ -27,7 +27,11 @@ def _shapes(given: str | Mapping[str, Sequence[int]]) -> Sizes:
 def _gears(given: str | Sequence[Sequence[int]] | None) -> tuple[tuple[int, ...], ...]:
     if given is None:
         return ()
-    return parse_gears(given if isinstance(given, str) else ";".join(",".join(map(str, group)) for group in given))
+    if not isinstance(given, str):
+        if single := [group for group in given if isinstance(group, str) or not isinstance(group, Sequence)]:
+            raise InputError(f"a group of --dynamic-dims is a list such as (1, 128), not {single[0]!r}")
+        given = ";".join(",".join(map(str, group)) for group in given)
+    return parse_gears(given)
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 
 from fa_compiler.command_line.exit_codes import DIFFERENT, OK
-from fa_compiler.command_line.render import print_markdown, print_table
+from fa_compiler.command_line.render import print_lines, print_markdown, print_table
 from fa_compiler.op_registry import commands, runtimes, variants
 from fa_compiler.op_registry.around_kernels import around_matrix
+from fa_compiler.op_registry.diff import Change
 from fa_compiler.op_registry.documentation import constraints
 from fa_compiler.passes.answer.report import printable
 
@@ -47,9 +48,12 @@ def diff(args: argparse.Namespace) -> int:
     serious = [entry for entry in differences if entry.serious]
     for entry in serious:
         print(printable(f"differs: {entry}"))
+    undeclared = [entry.op for entry in differences if not entry.serious and entry.change is Change.MISSING_OP]
     for entry in differences:
-        if not entry.serious:
+        if not entry.serious and entry.change is not Change.MISSING_OP:
             print(printable(f"note: {entry}"))
+    if undeclared:
+        print_lines([f"note: not compared, because no header that was given declares them: {', '.join(undeclared)}"])
     if serious:
         what = "1 difference" if len(serious) == 1 else f"{len(serious)} differences"
         advice = "; name its version by --cann, here and to atc" if args.cann is None else ""

@@ -140,10 +140,18 @@ def read_proto(path: Path) -> onnx.ModelProto:
     return proto
 
 
+RUN_SHARDED = "fa_compiler.ShardedSession runs it, or give the model from which it was made"
+"""The advice of `refuse_sharded` to a session of one process."""
+
+
+class ShardedModel(InputError):
+    """A model of several ranks, which `shard` made. ONNX Runtime does not know its nodes."""
+
+
 def refuse_sharded(proto: onnx.ModelProto, name: str, advice: str = "give the model from which it was made") -> None:
-    """Raise InputError for a model of several ranks, which `shard` made. ONNX Runtime does not know its nodes."""
+    """Raise ShardedModel for a model of several ranks."""
     if metadata_of(proto, METADATA_KEY) is not None:
-        raise InputError(f"{name} is sharded already; {advice}")
+        raise ShardedModel(f"{name} is sharded already; {advice}")
 
 
 def check_weights(path: Path) -> None:

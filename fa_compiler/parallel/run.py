@@ -118,6 +118,11 @@ def _opened(task: ShardedRun, communicator: Communicator) -> _Opened:
     if not session.record.caches:
         raise InputError(f"{task.loaded.name} has no caches: --caches does not go with it")
     file = of_rank(task.caches, rank, communicator.size)
+    if task.caches.exists() and not file.exists():
+        raise InputError(
+            f"{task.caches} is one file for all ranks, and --caches takes the files that `run --parts` wrote, here "
+            f"{file.name}; give whole caches with --inputs"
+        )
     if is_same(place, file):
         raise InputError(f"{place} holds the caches; choose another name for the outputs")
     infos = {info.name: info for info in graph_inputs(task.loaded.proto)}

@@ -34,7 +34,7 @@ from fa_compiler.passes.parallel.shard import ShardReport
 from fa_compiler.passes.parallel.shard import shard as shard_graph
 from fa_compiler.pipeline.fusing import fuse_loaded, proto_of, without_collections
 from fa_compiler.pipeline.how_to_run import run_by_ranks
-from fa_compiler.pipeline.keywords import takes
+from fa_compiler.pipeline.keywords import names_of_python, takes
 from fa_compiler.pipeline.options import make_options
 from fa_compiler.protos.metadata import metadata_of
 
@@ -150,6 +150,19 @@ def shard(
         InputError: the model, an option or the folder is at fault, or the model mixes the sequence in a way that no
             rank can compute from its part; the text names the node. Nothing was written.
     """
+    with names_of_python(ParallelOptions):
+        return write_sharded(model, output, sequence_parallel, assume, progress, **options)
+
+
+def write_sharded(
+    model: ModelLike,
+    output: str | os.PathLike[str],
+    sequence_parallel: int,
+    assume: Iterable[str] = (),
+    progress: Progress | None = None,
+    **options: Unpack[ShardKeywords],
+) -> Sharded:
+    """The same as `shard`, with errors that speak of the options of the command line."""
     target = path_of(output)
     chosen = _checked(ParallelOptions(sequence_parallel, **read_options(options, ParallelOptions)))
     fusing = replace(make_options(assume=_assumed(assume)), divided=True)

@@ -48,16 +48,18 @@ def takes(keywords: type, *records: type) -> Callable[[Callable[P, R]], Callable
     """
 
     def decorated(function: Callable[P, R]) -> Callable[P, R]:
-        signature = _signature(function, keywords, options_in(keywords, *records))
+        options = options_in(keywords, *records)
+        signature = _signature(function, keywords, options)
+        of_command_line = {each.flag.removeprefix("--").replace("-", "_"): each.name for each in options}
 
         @wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-            check_keywords(function.__qualname__, kwargs, signature.parameters)
+            check_keywords(function.__qualname__, kwargs, signature.parameters, of_command_line)
             check_types(keywords, kwargs)
             return function(*args, **kwargs)
 
         checked.__signature__ = signature  # type: ignore[attr-defined]
-        checked.__doc__ = _with_options(function.__doc__, options_in(keywords, *records))
+        checked.__doc__ = _with_options(function.__doc__, options)
         return checked
 
     return decorated
@@ -106,7 +108,11 @@ def names_of_python(*records: type) -> Iterator[None]:
         yield
     except InputError as error:
         names = {option.flag: f"`{option.name}`" for option in options_of(*records).values()}
-        told = re.sub(r"--(target|runtime) ([a-z-]+)(?= --)", r"--\1 \2,", str(error))
+        told = str(error)
+        for option in options_of(*records).values():
+            if option.metavar is not None:
+                told = told.replace(f"{option.flag} {option.metavar}", f"`{option.name}`")
+        told = re.sub(r"--(target|runtime) ([a-z-]+)(?= --)", r"--\1 \2,", told)
         told = re.sub(r"--(target|runtime) ([a-z-]+)", r'\1="\2"', told)
         told = re.sub(r"--[a-z]+(-[a-z]+)*(?!\w)", lambda flag: names.get(flag[0], flag[0]), told)
         raise InputError(told) from None

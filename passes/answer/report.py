@@ -24,6 +24,17 @@ Progress = Callable[[str, int, int], None]
 """Called with the name of a task, how much of it is done, and how much it is in all."""
 
 
+def other_target(target: str, does: str) -> str:
+    """The hint that another target does something. It names the command that has targets, because the report may be
+    that of atc, plan, shard or a session, which have none."""
+    return f"`fa-compiler optimize --target {target}` {does}"
+
+
+def is_followed(hint: str | None, target: str) -> bool:
+    """Does a hint lead to the target that is written?"""
+    return (hint or "").startswith(other_target(target, ""))
+
+
 class Code(StrEnum):
     """Why a block was not fused. The value is what the JSON report holds.
 
@@ -46,7 +57,7 @@ class Code(StrEnum):
         "softcap",
         "the scores go through a soft cap, c*tanh(x/c), which no operator of Ascend has, and the CPU kernels only in "
         "front of masks and biases",
-        "--target ort takes a soft cap in front of the mask",
+        other_target("ort", "takes a soft cap in front of the mask"),
     )
     SCORES_ARE_OUTPUT = (
         "scores_are_output",
@@ -150,7 +161,7 @@ class Code(StrEnum):
     ILLEGAL = (
         "illegal_for_target",
         "the fused node would break a constraint of the target",
-        "--target ort of optimize has fewer limits; another --soc-version or --cann may take it, too",
+        other_target("ort", "has fewer limits; another --soc-version or --cann may take it, too"),
     )
     PARSER = (
         "parser",
@@ -160,7 +171,7 @@ class Code(StrEnum):
     RUNTIME = (
         "runtime",
         "the target's operators, or the runtime's kernels of them, do not take what the attention needs",
-        "--target ort takes it, with the library of fa-compiler",
+        other_target("ort", "takes it, with the library of fa-compiler"),
     )
     READ_INSIDE = (
         "read_inside",

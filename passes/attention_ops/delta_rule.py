@@ -24,6 +24,7 @@ query and key are [B,T,Nk*Dk], value is [B,T,Nv*Dv], and a state [B,Nv,Dk,Dv]. C
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,7 +34,7 @@ from fa_compiler.op_registry import OpSpec, get, product, verify
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import DECODE, HALF_ATTENTION, SLOW_DECAY, UNIT_INPUTS, Options
-from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.answer.report import Code, other_target
 from fa_compiler.passes.attention_ops.direct import TURNED
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
@@ -45,6 +46,7 @@ CHUNKS, STEPS = "ChunkGatedDeltaRule", "RecurrentGatedDeltaRule"
 RULES = ("delta", "gated_delta")
 FLOAT, BF16, INT32 = ir.DataType.FLOAT, ir.DataType.BFLOAT16, ir.DataType.INT32
 TOKENS = ("query", "key", "value", "beta")
+_BY_KEY = "CANN has a decay for each key dimension only for one token"
 
 
 @dataclass(frozen=True)
@@ -97,16 +99,20 @@ def _match(call: LinearCall, facts: Facts) -> DeltaRule:
     """What a linear attention becomes. Raises Decline."""
     options = facts.options
     if call.rule not in RULES:  # (1)
-        raise _left(call, f"CANN has no operator for the rule {call.rule}", "--target ort of optimize has one")
+        raise _left(
+            call, f"CANN has no operator for the rule {call.rule}", other_target("ort", "has an operator for it")
+        )
     sizes = _sizes(call, facts.info)
     by_key = _is_by_key(call, sizes, facts.info)
     is_step, assumed = _is_step(sizes.tokens, options)
     if by_key and not is_step:  # (4)
-        hint = f"--assume {DECODE} if every run decodes one token" if sizes.tokens.const is None else ""
-        raise _left(call, "CANN has a decay for each key dimension only for one token", hint)
+        if sizes.tokens.const is not None:
+            raise _left(call, _BY_KEY)
+        is_step, assumed = True, (DECODE,)
     spec = _spec(call.node, STEPS if is_step else CHUNKS, options)
     state, halved = _types(call, spec, facts)
-    assumed += halved + _vouched(call.node, options, slow="decay" in call.inputs and not is_step)
+    assumed += halved + _on_numbers(slow="decay" in call.inputs and not is_step)
+    _check_vouched(call, spec, facts, assumed)
     return DeltaRule(call, spec, sizes, by_key, state, assumed)
 
 
@@ -175,27 +181,40 @@ def _types(call: LinearCall, spec: OpSpec, facts: Facts) -> tuple[ir.DataType, t
     is_kept = all(given[name] == BF16 for name in TOKENS) and (state == FLOAT or of_state == BF16)
     if is_kept:
         return state, ()
-    if HALF_ATTENTION not in options.assume:
-        kind = next(dtype.numpy().name for dtype in given.values() if dtype not in (None, BF16))
-        reason = f"{spec.name} computes in bfloat16, and this is {kind}"
-        hint = f"`--assume {HALF_ATTENTION}` casts its tensors; or convert the model to bfloat16"
-        raise Decline(Code.DTYPE, reason, call.node, hint)
     return state, (HALF_ATTENTION,)
 
 
-def _vouched(node: ir.Node, options: Options, slow: bool) -> tuple[str, ...]:
-    """The assumptions about the numbers. Raises Decline where the user did not vouch for one."""
-    needed = {
-        UNIT_INPUTS: "its query and key may be outside of -1 to 1, its beta outside of 0 to 1, its log decay above 0"
+def _on_numbers(slow: bool) -> tuple[str, ...]:
+    """The assumptions about the numbers (9)."""
+    return (UNIT_INPUTS, SLOW_DECAY) if slow else (UNIT_INPUTS,)
+
+
+def _check_vouched(call: LinearCall, spec: OpSpec, facts: Facts, needed: Sequence[str]) -> None:
+    """Raise a Decline that names all assumptions for which the user did not vouch."""
+    missing = [word for word in needed if word not in facts.options.assume]
+    if not missing:
+        return
+    of_model = (facts.info.dtype(value) for value in call.inputs.values())
+    kind = next((dtype.numpy().name for dtype in of_model if dtype not in (None, BF16)), "")
+    reasons = {
+        DECODE: _BY_KEY,
+        HALF_ATTENTION: f"{spec.name} computes in bfloat16, and this is {kind}",
+        UNIT_INPUTS: "its query and key may be outside of -1 to 1, its beta outside of 0 to 1, its log decay above 0",
+        SLOW_DECAY: f"its log decay may be below -1, where {CHUNKS} may overflow",
     }
-    if slow:
-        needed[SLOW_DECAY] = f"its log decay may be below -1, where {CHUNKS} may overflow"
-    missing = {word: reason for word, reason in needed.items() if word not in options.assume}  # (9)
-    if missing:
-        raise Decline(
-            Code.ILLEGAL, "; ".join(missing.values()), node, f"--assume {','.join(missing)} if it never is so"
-        )
-    return tuple(needed)
+    conditions = {
+        DECODE: "every run decodes one token",
+        HALF_ATTENTION: "its tensors may be cast to bfloat16",
+        UNIT_INPUTS: "its numbers never are so",
+        SLOW_DECAY: "its numbers never are so",
+    }
+    if missing == [HALF_ATTENTION]:
+        hint = f"`--assume {HALF_ATTENTION}` casts its tensors; or convert the model to bfloat16"
+    else:
+        condition = " and ".join(dict.fromkeys(conditions[word] for word in missing))
+        hint = f"--assume {','.join(missing)} if {condition}"
+    code = Code.DTYPE if missing[0] == HALF_ATTENTION else Code.ILLEGAL
+    raise Decline(code, "; ".join(reasons[word] for word in missing), call.node, hint)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import Decline, attempt, label
 from fa_compiler.passes.answer.options import ANY_LENGTH, FINITE_SCORES
-from fa_compiler.passes.answer.report import Block
+from fa_compiler.passes.answer.report import Block, is_followed
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
@@ -110,7 +110,7 @@ def _left(match: LinearMatch, decline: Decline, facts: Facts) -> FusedLinear | N
     if output is None:
         return None
     anchor = label(output)
-    if facts.options.target == "ort" and (hint or "").startswith("--target ort"):
+    if is_followed(hint, facts.options.target):
         hint = None
     block = Block(
         id=0,

@@ -16,7 +16,7 @@ from fa_compiler.passes.algebra.axes import Axes, AxisSpace, KnownAxes, flat_axe
 from fa_compiler.passes.algebra.symbolic import product
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
-from fa_compiler.passes.answer.report import Code
+from fa_compiler.passes.answer.report import Code, other_target
 from fa_compiler.passes.ir.nodes import certain, elsewhere
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import View, Viewer
@@ -33,7 +33,9 @@ def check_head_size(size: int, what: str, node: ir.Node, options: Options) -> No
     Runtime have no such limit; a runtime may have one (op_registry/runtimes.py)."""
     if size <= MAX_HEAD_SIZE or options.is_standard:
         return
-    hint = "--target contrib and --target onnx have operators without this limit" if options.target == "ort" else None
+    hint = other_target("contrib", "or onnx has operators without this limit")
+    if options.target != "ort":
+        hint = ""
     raise Decline(Code.HEAD_SIZE_OVER_768, f"the {what} is {size}", node, hint)
 
 

@@ -331,8 +331,9 @@ def test_a_sharded_model_is_run_by_mpi(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         assert main(refused) == 2
         assert capsys.readouterr().err.endswith(f"{path} is sharded already; give the model from which it was made\n")
-    with pytest.raises(Exception, match="is sharded already; give the model from which it was made"):
-        fa_compiler.InferenceSession(path)
+    for session in (fa_compiler.InferenceSession, fa_compiler.DecodingSession):
+        with pytest.raises(fa_compiler.InputError, match="is sharded already; fa_compiler.ShardedSession runs it"):
+            session(path)
     assert main(["verify", str(original), str(path)]) == 2
     assert f"{path} is sharded already; compare what `fa-compiler run` writes" in capsys.readouterr().err
     proto = onnx.load(path, load_external_data=False)

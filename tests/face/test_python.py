@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import lzma
 import pickle
 import re
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from fa_compiler.reference.call import ReferenceInputError
 from tests.systems import IS_WINDOWS
 
 from .builders import HEADS, attention, feeds, plain, projected, saved
+
+TRAINING = Path(__file__).parents[2] / "examples" / "models" / "gpt_training.onnx.xz"
 
 
 class ONNXProgram:
@@ -106,6 +109,11 @@ def test_compile_for_atc(tmp_path: Path) -> None:
         fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B22")
     with pytest.raises(InputError, match=r"`dynamic_dims` goes with -1 in `input_shape`, and no size there is -1"):
         fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B2", input_shape=text, dynamic_dims=[(1,), (2,)])
+    for groups in ([1, 2], ["1", "2"]):
+        with pytest.raises(InputError, match=r"a group of `dynamic_dims` is a list such as \(1, 128\), not '?1"):
+            fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B2", dynamic_dims=groups)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_axis', did you mean 'axes'"):
+        fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B2", sequence_axis={"x": 1})  # type: ignore[call-arg]
     with pytest.raises(InputError, match="`method` and `axes` go with `sequence_parallel`"):
         fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B2", method="ring")
     assert not (tmp_path / "c").exists()
@@ -201,6 +209,19 @@ def test_a_session_takes_our_arguments_and_no_others() -> None:
         fa_compiler.InferenceSession(model, foo=3)
     with pytest.raises(InputError, match="unknown assumption 'nonsense'"):
         fa_compiler.InferenceSession(model, assume=["nonsense"])
+
+
+def test_errors_of_shard_name_its_keywords(tmp_path: Path) -> None:
+    """And those of the registry."""
+    path, out = saved(attention(batch=2, length=8), tmp_path / "model.onnx"), tmp_path / "out"
+    with pytest.raises(InputError, match="no cache was found that a prompt could fill; leave out `prompt`$"):
+        fa_compiler.shard(path, out, 2, prompt=True)
+    with pytest.raises(InputError, match="if it is not, name the inputs with the sequence by `axes`$"):
+        fa_compiler.shard(lzma.decompress(TRAINING.read_bytes()), out, 2)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'sequence_axis', did you mean 'axes'"):
+        fa_compiler.shard(path, out, 2, sequence_axis={"query": 1})  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match=r"`cann` is a text such as '8.5.0', not 8.0"):
+        fa_compiler.op_registry.get("FlashAttentionScore", 8.0)  # type: ignore[arg-type]
 
 
 def test_a_graph_whose_nodes_know_their_block() -> None:

@@ -384,6 +384,7 @@ def test_parts_in_files(tmp_path: Path) -> None:
     "wrong, said",
     [
         ("no file", "y.0-of-1.npz: no such file"),
+        ("one file", "--caches takes the files that `run --parts` wrote, here y.0-of-1.npz; give whole caches with"),
         ("no cache", "lacks 'present_value_1'; give a file that `run --parts` wrote of caches"),
         ("positions", "the positions of the ranks' caches are not those of one sequence of 3 tokens"),
         ("tokens", "the caches of rank 0 have another number of tokens than its positions"),
@@ -400,7 +401,7 @@ def test_caches_that_do_not_fit(wrong: str, said: str, tmp_path: Path, capsys: p
     if wrong == "no cache":
         del held["present_value_1"]
     if wrong != "no file":
-        save_arrays(tmp_path / "y.0-of-1.npz", held)
+        save_arrays(tmp_path / ("y.npz" if wrong == "one file" else "y.0-of-1.npz"), held)
     save_arrays(tmp_path / "x.npz", step)
     before = sorted(each.name for each in tmp_path.iterdir())
     words = ["run", str(result.path), "--inputs", str(tmp_path / "x.npz"), "--caches", str(tmp_path / "y.npz")]

@@ -77,7 +77,7 @@ REQUIRED = {
 
 PLUGIN_NODES = {plugin.node: op_type for op_type, plugin in PARSER_PLUGINS.items()}
 """The operators around attention, by the nodes of the parser's own plugins."""
-WRITE_AS_READ = "write the operator by --route air or onnx"
+WRITE_AS_READ = "write the operator by `fa-compiler atc --route air` or onnx"
 
 Domains = Mapping[str, int]
 

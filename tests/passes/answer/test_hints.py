@@ -5,18 +5,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import onnx
 import onnx_ir as ir
 import pytest
 
+from fa_compiler.command_line.main import parser
 from fa_compiler.op_registry import NodeView, TensorInfo, verify
 from fa_compiler.passes import Block, Code, Options, fuse
 from fa_compiler.passes.answer import options as words
 from fa_compiler.passes.answer.option import options_of
-from fa_compiler.passes.answer.options import Target
+from fa_compiler.passes.answer.options import DEFAULT_PRODUCT, Target
 from fa_compiler.passes.masks.rounding import ONE_SIGN_HINT
 from fa_compiler.passes.rewrite.cure import cure
 from tests.passes.answer.test_codes import PROVOKED
@@ -124,7 +125,9 @@ HINTS: dict[str, Hinted] = {
     "integer masks that add up": Hinted(
         plain(INTEGER_MASK + "g = Cast<to=1>(n) h = Sub(one, g) c = Mul(h, low) d = Add(s, a) x = Add(d, c) ", INTEGERS)
     ),
-    "linear attention in bfloat16": Hinted(linear(5), "ascend", leads_to=OTHERWISE),
+    "all that linear attention needs": Hinted(linear(5), "ascend"),
+    "all that a step of linear attention needs": Hinted(linear(0, gate="key"), "ascend"),
+    "linear attention in bfloat16": Hinted(linear(5), "ascend", assume=LINEAR[1:]),
     "what numbers chunks of linear attention need": Hinted(linear(5), "ascend", assume=(words.HALF_ATTENTION,)),
     "what numbers a step of linear attention needs": Hinted(linear(1), "ascend", assume=(words.HALF_ATTENTION,)),
     "a decay for each key dimension": Hinted(linear(0, gate="key"), "ascend", assume=LINEAR),
@@ -214,6 +217,29 @@ def test_every_code_that_advises_an_option_is_followed() -> None:
     advising = {code for code in Code if not flags.isdisjoint(re.findall(r"--[a-z-]+", code.advice or ""))}
     followed = {declined(hinted.model(), hinted.options())[0].code for hinted in HINTS.values()}
     assert advising and advising <= followed, f"HINTS lacks {advising - followed}"
+
+
+PRINTED_BY = {"ascend": ("atc",), "ort": ("bench", "plan", "shard", "verify")}
+"""The commands that print hints and write for one target alone. Sessions and the provider take what `plan` takes."""
+SHOWN = {name: (hinted.model, hinted.options()) for name, hinted in HINTS.items()} | {
+    code.value: (provoked.model, Options(provoked.target)) for code, provoked in PROVOKED.items()
+}
+
+
+@pytest.mark.parametrize("target", PRINTED_BY)
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_hint_names_options_that_its_command_has(name: str, target: Target) -> None:
+    """A hint that leads to another command names it."""
+    model, options = SHOWN[name]
+    product = DEFAULT_PRODUCT if target == "ascend" else None
+    report = fuse(ir.from_proto(model()), replace(options, target=target, soc_version=product, opset=0, runtime=None))
+    hints = [*(block.hint for block in report.blocks), *(line.hint for line in report.around)]
+    hints += [missed.hint for block in report.blocks for missed in block.missed]
+    for command in PRINTED_BY[target]:
+        has = {option for action in parser().commands[command]._actions for option in action.option_strings}
+        for hint in filter(None, hints):
+            own = re.sub(r"`fa-compiler [^`]*`", "", hint)
+            assert has.issuperset(re.findall(r"--[a-z-]+", own)), (command, hint)
 
 
 @pytest.mark.parametrize("assume", [(), (words.BINARY_MASKS,)])

@@ -164,7 +164,7 @@ def test_a_bias_that_is_no_mask_is_not_told_to_be_one() -> None:
     """With every assumption it would be a bias all the same."""
     proto, _, _ = DECLINED["a bias"]
     for assume in ((), ("masks-dominate", "no-empty-rows")):
-        assert (fused(proto, *assume)[1].blocks[0].hint or "").startswith("--target ort")
+        assert (fused(proto, *assume)[1].blocks[0].hint or "").startswith("`fa-compiler optimize --target ort`")
 
 
 def test_rows_without_keys_are_left_alone_on_310p() -> None:
