@@ -80,7 +80,7 @@ class Made:
 
     def __str__(self) -> str:
         """The line for the user."""
-        if self.report is not None and not self.report.blocks:
+        if self.report is not None and all(block.status == "not_attention" for block in self.report.blocks):
             return f"{self.name}: no attention found"
         fused = [] if self.report is None else [_fused([self.report])]
         return f"{self.name}: {'; '.join(fused + _others([self]))}"

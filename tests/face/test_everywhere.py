@@ -263,6 +263,12 @@ COUNTED = {
             "3 sessions, 1 of 1 attention fused, 2 attentions fused already",
         ],
     ),
+    "a softmax that is no attention": (
+        "import onnx.parser\n"
+        "text = '<ir_version: 9, opset_import: [\"\" : 17]> g (float[2] x) => (float[2] y) { y = Softmax(x) }'\n"
+        "onnx.save(onnx.parser.parse_model(text), 'softmax.onnx'); make('softmax.onnx')",
+        ["softmax.onnx: no attention found", "1 session, 0 of 0 attentions fused"],
+    ),
     "a plan": (
         "fa_compiler.plan('attention.onnx', 'attention.plan')\n"
         "options.add_session_config_entry('ep.facompilerexecutionprovider.plan', 'attention.plan'); make()",
