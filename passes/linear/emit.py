@@ -85,16 +85,21 @@ class Emitter:
         inputs = {"query": query, "key": key, "value": self._value()}
         if found.state is not None:
             inputs["past_state"] = self._state(found.state)
-        if found.decay is not None:
-            inputs["decay"] = self._decay(found.decay, query)
-        if found.reset is not None:
-            inputs["decay"] = self._with_reset(found.reset, inputs.get("decay"), query)
+        decay = self._whole_decay(query)
+        if decay is not None:
+            inputs["decay"] = decay
         if found.is_delta:
             inputs["beta"] = self._ones(query) if found.factor is None else self._rows(found.factor, query)
         if found.correction is not None:
             inputs |= self._correction(found.correction)
         counts = (heads if repeats else found.query.heads, heads)
         return LinearCall(self.node, inputs, counts, self.match.rule, self._scale, bool(self.match.states))
+
+    def _whole_decay(self, query: ir.Value) -> ir.Value | None:
+        """The logarithm of what the states are multiplied by: a decay, a reset, or both; None where neither is."""
+        found = self.match.found
+        decay = None if found.decay is None else self._decay(found.decay, query)
+        return decay if found.reset is None else self._with_reset(found.reset, decay, query)
 
     def _check_reset(self, options: Options) -> None:
         """Decline a reset that the operator does not compute as the file does."""
