@@ -34,7 +34,7 @@ from fa_compiler.passes.parallel.options import ParallelOptions
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.parallel.rank_attention import JOIN
 from fa_compiler.passes.parallel.rank_emitter import Rank
-from fa_compiler.passes.parallel.rank_graph import length_of, rank_graph
+from fa_compiler.passes.parallel.rank_graph import NO_TRAINING, length_of, rank_graph
 from fa_compiler.passes.parallel.shard import ShardReport, shard
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.passes.values.shapes import analyse
@@ -99,6 +99,8 @@ def build(job: Job) -> RouteResult:
     notes: dict[str, None] = {}
     with without_collections():
         try:
+            if job.report.gradients:
+                raise Refusal(NO_TRAINING, None)
             model, report = shard(job.model(), options)
             if report.caches:
                 raise Refusal("caches have no form for single ranks; shard writes one for ranks of MPI", None)

@@ -34,7 +34,14 @@ from fa_compiler.passes import analyse
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.in_place.caches import candidates, read_cache
 from fa_compiler.passes.ir.nodes import input_of, is_op
-from fa_compiler.protos.cache_names import CACHE_WORDS, fixed_size, is_of_encoder, is_state, named_pairs
+from fa_compiler.protos.cache_names import (
+    CACHE_WORDS,
+    fixed_size,
+    is_of_encoder,
+    is_of_fixed_length,
+    is_state,
+    named_pairs,
+)
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 OPERATORS = {
@@ -100,15 +107,9 @@ def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
 
 def of_fixed_length(model: onnx.ModelProto, caches: Iterable[Cache]) -> Cache | None:
     """The first of the caches that grows although the model fixes its number of tokens: no other step can follow."""
-    sizes = {
-        info.name: [fixed_size(dim) for dim in info.type.tensor_type.shape.dim]
-        for info in (*model.graph.input, *model.graph.output)
-    }
-    for cache in caches:
-        pairs = zip(sizes[cache.past], sizes[cache.present], strict=False)
-        if cache.kind == "state" and any(size and other and size != other for size, other in pairs):
-            return cache
-    return None
+    values = {info.name: info for info in (*model.graph.input, *model.graph.output)}
+    states = (cache for cache in caches if cache.kind == "state")
+    return next((each for each in states if is_of_fixed_length(values[each.past], values[each.present])), None)
 
 
 def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:

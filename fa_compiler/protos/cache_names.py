@@ -57,11 +57,17 @@ def is_state(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> bool:
     return len(before) == STATE_AXES and all(before) and before == after
 
 
+def is_of_fixed_length(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) -> bool:
+    """Does a state have another size behind a step than before it? It is a cache of a model that fixes its number of
+    tokens, and no other step can follow."""
+    shapes = ([fixed_size(dim) for dim in info.type.tensor_type.shape.dim] for info in (past, present))
+    return any(size and other and size != other for size, other in zip(*shapes, strict=False))
+
+
 def has_steps(model: onnx.ModelProto) -> bool:
-    """Is this a decoder whose steps can follow one another? A state has to be declared as large behind a step as before
-    it: the cache of a model that fixes its number of tokens is none."""
+    """Is this a decoder, by the names of its caches, whose steps can follow one another?"""
     pairs = [(past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name)]
-    return bool(pairs) and all(_sizes(past) == _sizes(present) for past, present in pairs if is_state(past, present))
+    return bool(pairs) and not any(is_state(*pair) and is_of_fixed_length(*pair) for pair in pairs)
 
 
 def open_states(model: onnx.ModelProto) -> list[str]:

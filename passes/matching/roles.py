@@ -33,7 +33,7 @@ def check_head_size(size: int, what: str, node: ir.Node, options: Options) -> No
     Runtime have no such limit; a runtime may have one (op_registry/runtimes.py)."""
     if size <= MAX_HEAD_SIZE or options.is_standard:
         return
-    hint = other_target("contrib", "or onnx has operators without this limit")
+    hint = other_target("contrib", "or `fa-compiler optimize --target onnx` has operators without this limit")
     if options.target != "ort":
         hint = ""
     raise Decline(Code.HEAD_SIZE_OVER_768, f"the {what} is {size}", node, hint)

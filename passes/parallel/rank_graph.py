@@ -31,6 +31,8 @@ from fa_compiler.passes.parallel.rank_emitter import INT64, Rank, RankEmitter
 from fa_compiler.passes.parallel.shard import ShardReport
 from fa_compiler.passes.values.shapes import ShapeInfo
 
+NO_TRAINING = "a training graph has no form for single ranks; shard writes one for ranks of MPI"
+
 
 def length_of(report: ShardReport, sizes: Mapping[str, Sequence[int]]) -> int:
     """The number of tokens in inputs of these sizes.
@@ -89,7 +91,7 @@ def _results(emit: RankEmitter, node: ir.Node) -> list[ir.Value]:
     if node.op_type in (collectives.SEQUENCE_STATES, collectives.SEQUENCE_TAILS):
         raise Refusal("what the ranks hand on for it has no form for the graph of one rank", node)
     if node.op_type == collectives.SEQUENCE_GRADIENT or len(node.outputs) > 1:
-        raise Refusal("a training graph has no form for single ranks; shard writes one for ranks of MPI", node)
+        raise Refusal(NO_TRAINING, node)
     if node.op_type == collectives.SEQUENCE_ATTENTION:
         return [sequence_attention(emit, node)]
     part = certain(node.inputs[0])

@@ -42,6 +42,8 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "score of masked keys": {"cpu_mask_value": -2.0},
 }
 
+TRAINING = Path(__file__).parents[2] / "examples" / "models" / "gpt_training.onnx.xz"
+
 
 def by_kernel(attrs: Mapping[str, Any], inputs: Mapping[str, Array], dy: Array) -> dict[str, Array]:
     """The outputs of both directions for the whole sequence; the band applies without a mask, too."""
@@ -152,14 +154,16 @@ def test_there_is_no_gradient_for_ascend(tmp_path: Path) -> None:
         fa_compiler.compile_for_atc(
             harness.load("train_causal__fxjoint_op18"), tmp_path / "out", "Ascend910B2", sequence_parallel=2
         )
+    with pytest.raises(InputError, match="a training graph has no form for single ranks"):  # its axes are not asked for
+        model = onnx.load_model_from_string(lzma.decompress(TRAINING.read_bytes()))
+        fa_compiler.compile_for_atc(model, tmp_path / "out", "Ascend910B2", sequence_parallel=2)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_weight_of_which_a_dimension_has_the_size_of_the_sequence(tmp_path: Path) -> None:
     """The refusal says which dimension counts as the sequence, and how to name the inputs that carry it."""
-    path = Path(__file__).parents[2] / "examples" / "models" / "gpt_training.onnx.xz"
-    model = onnx.load_model_from_string(lzma.decompress(path.read_bytes()))
-    said = r"'layers.0.up.weight' of all tokens; dimension 0 of this input has the size 512 .* by --sequence-axis"
+    model = onnx.load_model_from_string(lzma.decompress(TRAINING.read_bytes()))
+    said = r"'layers.0.up.weight' of all tokens; dimension 0 of this input has the size 512 .* by `axes`"
     with pytest.raises(InputError, match=said):
         fa_compiler.shard(model, tmp_path / "out", 2)
     result = fa_compiler.shard(model, tmp_path / "out", 2, axes={"tokens": 1, "targets": 1})
