@@ -65,9 +65,10 @@ def is_of_fixed_length(past: onnx.ValueInfoProto, present: onnx.ValueInfoProto) 
 
 
 def has_steps(model: onnx.ModelProto) -> bool:
-    """Is this a decoder, by the names of its caches, whose steps can follow one another?"""
+    """Is this a decoder, by its names, whose steps follow one another for sure? A state whose size behind a
+    step is open may be a cache of a fixed number of tokens."""
     pairs = [(past, present) for past, present in named_pairs(model) if not is_of_encoder(past.name)]
-    return bool(pairs) and not any(is_state(*pair) and is_of_fixed_length(*pair) for pair in pairs)
+    return bool(pairs) and all(_sizes(past) == _sizes(present) for past, present in pairs if is_state(past, present))
 
 
 def open_states(model: onnx.ModelProto) -> list[str]:
