@@ -17,9 +17,11 @@ __all__ = [
 ]
 
 
-_PLACE = r"\S*[/\\]onnxruntime[/\\]\S+?\.(?:h|cc):\d+ "
+_PLACE = r"(?<!\S)\S*[/\\]onnxruntime[/\\]\S+?\.(?:h|cc):\d+ "
 _SOURCE = re.compile(rf"{_PLACE}(?:(?:(?!{_PLACE}).)*? was false\. |[^()]*\([^()]*\)(?: const)? )(?=\S)")
 """What stands in front of ONNX Runtime's words: the file, the function, and the condition of a check."""
+SEARCHED = 10_000
+"""Messages of fewer letters are searched: the time grows with their square."""
 
 
 class InputError(FaCompilerError):
@@ -35,7 +37,9 @@ def one_line(error: BaseException) -> str:
     name in front, and no number. That of ONNX Runtime is without its source."""
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         return f"{error.filename}: {error.strerror}"
-    text = _SOURCE.sub("", " ".join(str(error).split()))
+    text = " ".join(str(error).split())
+    if len(text) < SEARCHED:
+        text = _SOURCE.sub("", text)
     return text or type(error).__name__
 
 
