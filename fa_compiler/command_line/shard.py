@@ -11,7 +11,7 @@ from fa_compiler.command_line.models import progress_bar
 from fa_compiler.command_line.options import given
 from fa_compiler.command_line.render import print_lines, print_table
 from fa_compiler.op_registry.collectives import MERGE, METHODS
-from fa_compiler.parallel.sharding import MIB, Sharded, write_sharded
+from fa_compiler.parallel.sharding import MIB, Sharded, parallel_options, write_sharded
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Choice, Machine
@@ -25,8 +25,8 @@ def shard(args: argparse.Namespace) -> int:
     """Write the model of the ranks, and tell how they compute each attention."""
     machine = Machine(**given(args, Machine))
     with progress_bar(args.quiet or args.json) as progress:
-        options = given(args, ParallelOptions, Options)
-        result = write_sharded(args.model, args.output, machine=machine, progress=progress, **options)
+        options = parallel_options(machine=machine, **given(args, ParallelOptions))
+        result = write_sharded(args.model, args.output, options, progress=progress, **given(args, Options))
     if args.json:
         print(json.dumps(result.to_json(), indent=2, ensure_ascii=False))
     elif not args.quiet:

@@ -151,20 +151,22 @@ def shard(
             rank can compute from its part; the text names the node. Nothing was written.
     """
     with names_of_python(ParallelOptions):
-        return write_sharded(model, output, sequence_parallel, assume, progress, **options)
+        return write_sharded(model, path_of(output), parallel_options(sequence_parallel, **options), assume, progress)
+
+
+def parallel_options(sequence_parallel: int, **options: Unpack[ShardKeywords]) -> ParallelOptions:
+    """The options of `shard` as a record. Raises InputError for one that there is not."""
+    return _checked(ParallelOptions(sequence_parallel, **read_options(options, ParallelOptions)))
 
 
 def write_sharded(
     model: ModelLike,
-    output: str | os.PathLike[str],
-    sequence_parallel: int,
+    target: Path,
+    chosen: ParallelOptions,
     assume: Iterable[str] = (),
     progress: Progress | None = None,
-    **options: Unpack[ShardKeywords],
 ) -> Sharded:
     """The same as `shard`, with errors that speak of the options of the command line."""
-    target = path_of(output)
-    chosen = _checked(ParallelOptions(sequence_parallel, **read_options(options, ParallelOptions)))
     fusing = replace(make_options(assume=_assumed(assume)), divided=True)
     loaded = load(model)
     refuse_sharded(loaded.proto, loaded.name)
