@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -110,6 +110,11 @@ def of_fixed_length(model: onnx.ModelProto, caches: Iterable[Cache]) -> Cache | 
     values = {info.name: info for info in (*model.graph.input, *model.graph.output)}
     states = (cache for cache in caches if cache.kind == "state")
     return next((each for each in states if is_of_fixed_length(values[each.past], values[each.present])), None)
+
+
+def takes_steps(model: onnx.ModelProto, caches: Sequence[Cache]) -> bool:
+    """Has a model caches, with which one step can follow another?"""
+    return bool(caches) and of_fixed_length(model, caches) is None
 
 
 def counts_the_mask(model: onnx.ModelProto, mask: str) -> bool:

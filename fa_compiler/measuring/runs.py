@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.compare import Runner
-from fa_compiler.comparison.decoder import caches_of, of_fixed_length
+from fa_compiler.comparison.decoder import caches_of, takes_steps
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays
 from fa_compiler.comparison.signals import signal_inputs
 from fa_compiler.errors import InputError, one_line
@@ -37,7 +37,7 @@ class Runs:
         self._proto = read_proto(paths[0])
         caches = caches_of(self._proto)
         self.caches = tuple(cache.past for cache in caches)
-        self.has_steps = bool(caches) and of_fixed_length(self._proto, caches) is None
+        self.has_steps = takes_steps(self._proto, caches)
         self.signals = tuple(signal_inputs(graph_inputs(self._proto)))
         try:
             self._runners = [Runner(path, read_proto(path), optimise=True, threads=threads) for path in paths]

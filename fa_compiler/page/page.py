@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 
 from fa_compiler import shell
-from fa_compiler.comparison.decoder import caches_of, of_fixed_length
+from fa_compiler.comparison.decoder import caches_of, takes_steps
 from fa_compiler.lowering.drawing import sheet, shortened, svg
 from fa_compiler.page.drawn import Drawing, Drawn, Kind
 from fa_compiler.page.gain import Scores, added_by_mask, in_all, in_units, largest_scores, nodes_of, still_held
@@ -300,8 +300,7 @@ def _how_to_run(run: Run, drawn: Drawn) -> Iterator[str]:
         yield from _ways(run.written)
     if fused and report.target == "ort":
         yield "<h3>Measure it on this machine</h3>"
-        caches = caches_of(drawn.original)
-        decoding = ["--decode"] if caches and of_fixed_length(drawn.original, caches) is None else []
+        decoding = ["--decode"] if takes_steps(drawn.original, caches_of(drawn.original)) else []
         command = ["fa-compiler", "bench", str(run.model), *decoding, *run.options, "--html", str(run.gain)]
         yield from _code(shell.command(command))
         link = link_to(run.gain.name)
