@@ -232,10 +232,16 @@ def constant(value: ir.Value | None, limit: int = FOLD_LIMIT) -> np.ndarray | No
     return unheld(tensor).numpy()
 
 
+def single(value: ir.Value | None) -> np.ndarray | None:
+    """The content of a constant of one number; None for another value."""
+    array = constant(value, limit=1)
+    return array if array is not None and array.size == 1 else None
+
+
 def number_of(value: ir.Value | None) -> Any:
     """The one number of a constant; None where a value is no constant, or holds more or less than one."""
-    array = constant(value, limit=1)
-    return array.item() if array is not None and array.size == 1 else None
+    array = single(value)
+    return None if array is None else array.item()
 
 
 def unheld(tensor: ir.TensorProtocol) -> ir.TensorProtocol:

@@ -17,13 +17,13 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer
+from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer, single
 from fa_compiler.passes.linear.arrangement import axes_of_dims, without_units
 from fa_compiler.passes.linear.candidates import Operand, own_sizes, rows_of
 from fa_compiler.passes.linear.corrections import Correction
 from fa_compiler.passes.linear.operators import holds
 from fa_compiler.passes.linear.proof import LinearMatch
-from fa_compiler.passes.linear.resets import Reset, Truth, single
+from fa_compiler.passes.linear.resets import Reset, Truth
 from fa_compiler.passes.linear.search import State
 from fa_compiler.passes.ops.linear import PRODUCTS
 from fa_compiler.passes.values.facts import Facts

@@ -26,7 +26,7 @@ from itertools import islice
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import all_nodes, constant, int_attr, is_op, subgraphs, without_none
+from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, single, subgraphs, without_none
 from fa_compiler.passes.linear.candidates import Operand, Sizes, arranged_as
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.field import reduced
@@ -143,9 +143,3 @@ def _scanned(value: ir.Value, owners: Mapping[ir.Graph, ir.Node]) -> ir.Value | 
     place = value.graph.inputs.index(value)
     first = len(owner.inputs) - int_attr(owner, "num_scan_inputs", 0)
     return owner.inputs[place] if place >= first else None
-
-
-def single(value: ir.Value | None) -> np.ndarray | None:
-    """The content of a constant of one number; None for another value."""
-    array = constant(value, limit=1)
-    return array if array is not None and array.size == 1 else None
