@@ -485,7 +485,7 @@ class LayoutEmitter:
         Reshape.
         """
         sizes: list[int | None] = []
-        own = dict(zip(dims, self.builder.info.shape(value) or (), strict=False))
+        own = dict(zip(dims, self.builder.info.sizes(value), strict=False))
         for index, dim in enumerate(target):
             size = own.get(dim, self.space.size(dim)).const or None
             if size is None and index < len(dims) and dims[index] == dim:

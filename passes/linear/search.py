@@ -327,9 +327,8 @@ class Search:
             return
         self.work += firsts.size
         without_state = firsts.fitting(None, self.scales)
-        for (state, first), (decay, reset, power) in product(
-            self._states(sizes), choices.decays
-        ):  # 3, 4 and 8: or none
+        states = self._states(sizes)
+        for (state, first), (decay, reset, power) in product(states, choices.decays):  # 3, 4 and 8: or none
             if first is None and sizes.tokens == 1:  # what 0 decays by does not show, but for NaN and infinity
                 continue
             fits = without_state
