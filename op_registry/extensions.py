@@ -41,20 +41,20 @@ infinite."""
 class Extension:
     """One extension. The operators that have it name its `id` in their files.
 
-    If the extension is an attribute, `attr` is the attribute's name. The attribute takes one of `values`, or any finite
-    number if `kind` is "Float". `default` is the value of an absent attribute. `widens` says that all float16 and
-    bfloat16 tensors may be float32.
+    `sentence` says what the operator takes, and `happens`, in the words of a report, what that means for a fused
+    attention. If the extension is an attribute, `attr` is the attribute's name. The attribute takes one of `values`, or
+    any finite number if `kind` is "Float". `default` is the value of an absent attribute. `widens` says that all
+    float16 and bfloat16 tensors may be float32.
     """
 
     id: str
     sentence: str
+    happens: str
     attr: str | None = None
     values: tuple[str, ...] = ()
     kind: str = "String"
     default: float | str = ""
     widens: bool = False
-    happens: str = ""
-    """What it means for a fused attention, in the words of a report; the sentence if it is not given."""
 
     @property
     def spec(self) -> AttrSpec | None:
@@ -97,14 +97,17 @@ EXTENSIONS = (
         "EXT-EMPTY-SEQUENCES",
         "in TND a sequence may have queries and no keys, whose rows are 0, and a bias may stand beside sequences that "
         "have no queries or no keys",
+        happens="a sequence may have queries and no keys, whose rows are 0",
     ),
     Extension(
         "EXT-GRAD-NO-KEYS",
         "key and value may have no heads: all gradients are 0 or empty then",
+        happens="key and value have no heads, so that all gradients are 0 or empty",
     ),
     Extension(
         "EXT-GRAD-BIAS-MODES",
         "pse_shift of pse_type 0 and 1 may stand beside sparse_mode 7, and beside sparse_mode 8 with any lengths",
+        happens="the bias stands beside a mask of packed sequences",
     ),
     Extension(
         "EXT-EMPTY-ROWS",
@@ -185,6 +188,7 @@ EXTENSIONS = (
         "EXT-GRAD-ROPE",
         "query_rope and key_rope may be used in every layout, with any types and sizes, without a mask, and beside a "
         "bias, dropout and the prefix mode",
+        happens="the gradients of the second product that is added to the scores have any layout and size",
     ),
     Extension(
         "EXT-VALUE-WIDER",
@@ -205,49 +209,59 @@ EXTENSIONS = (
     Extension(
         "EXT-RANGE",
         "head count, batch and sequence length may exceed the documented ranges (N 256, B 2M, S 1M; decoding: B 65536)",
+        happens="heads, batch or tokens are more than Ascend's documents allow",
     ),
     Extension(
         "EXT-DECODE-FLOAT",
         "query, key, value, pse_shift, antiquant_scale and antiquant_offset may be float32",
+        happens="the attention is in float32, as in the model; on Ascend it would have 16 bits",
         widens=True,
     ),
     Extension(
         "EXT-DECODE-MASK-BYTES",
         "an atten_mask of bytes may hold any numbers: those that are not 0 mask",
+        happens="each byte of the mask that is not 0 masks its key",
     ),
     Extension(
         "EXT-DECODE-PADDING",
         "kv_padding_size and actual_seq_lengths may ask for more rows than there are: the result of such a batch entry "
         "is 0, as it is where the device gets the numbers while it runs",
+        happens="a batch entry that has fewer rows than its lengths ask for gives 0",
     ),
     Extension(
         "EXT-DECODE-INT8",
         "query, key and value may all be INT8, with dequant_scale1, quant_scale1 and dequant_scale2, as the prototype "
         "has it; the operator itself does not take it yet",
+        happens="query, key and value are INT8, as the prototype of the operator has it",
     ),
     Extension(
         "EXT-PROMPT-FLOAT",
         "the tensors that are float16 or bfloat16 on Ascend may all be float32",
+        happens="the attention is in float32, as in the model; on Ascend it would have 16 bits",
         widens=True,
     ),
     Extension(
         "EXT-PROMPT-SIZES",
         "head sizes may be any up to 768, that of value another than key's, that of a rope part any; head count, "
         "groups, batch, sequence length and the size of pages may exceed their ranges",
+        happens="heads, head sizes, batch and tokens are the model's; Ascend takes a few of them",
     ),
     Extension(
         "EXT-PROMPT-MODES",
         "without a mask sparse_mode may be 1 to 4, and means nothing; a band may lie to one side of the diagonal "
         "beside quantised results, if each row has a key",
+        happens="the mask mode stands where Ascend does not take it, and means the same",
     ),
     Extension(
         "EXT-PROMPT-PACKED",
         "packed layouts may have any types, head counts, modes and results, slopes, int8 keys that are not scaled by "
         "token, and pages or rope parts or neither",
+        happens="packed sequences have types, heads or modes that Ascend takes for padded batches only",
     ),
     Extension(
         "EXT-PROMPT-STATISTICS",
         "softmax_lse may be asked for in every layout",
+        happens="softmax_lse is a result of this layout, too",
     ),
     Extension(
         "EXT-SPARSE-FLOAT",
@@ -287,6 +301,7 @@ EXTENSIONS = (
         "EXT-LOSS-FLOOR",
         "the attribute cpu_loss_floor is what smaller probabilities count as in the loss, instead of 1e-8; with 0 "
         "there is no floor, and a key whose target is 0 adds nothing",
+        happens="smaller probabilities count in the loss as what the model has in their place",
         attr="cpu_loss_floor",
         kind="Float",
         default=1e-8,

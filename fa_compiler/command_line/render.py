@@ -304,7 +304,7 @@ def _explained(block: Block) -> list[str]:
     if block.code is not None:
         lines.append(f"  {block.code.value}: {block.code.meaning}")
     lines += _labelled("  ", {"reason: ": block.reason, "because of node ": block.culprit, "try: ": block.hint})
-    happens = {extension.id: extension.happens or extension.sentence for extension in op_registry.EXTENSIONS}
+    happens = {extension.id: extension.happens for extension in op_registry.EXTENSIONS}
     lines += [f"  {happens[name]}" for name in block.extensions if name in happens]
     lines += [f"  assumed {name}: {ASSUMPTIONS.get(name, '')}" for name in block.assumed]
     for missed in block.missed:

@@ -105,13 +105,21 @@ def how_to_run_result(
     that was fused, and `proto` the one in the file."""
     if not (report.has_fused or report.count("already_fused")):
         return None
-    if options.target == "ort" and any(SHARED_CACHES in block.assumed for block in report.blocks):
-        return _in_place(os.fspath(path), proto)
+    traced, has_buffers = _has_one_token(report), metadata_of(proto, METADATA) is not None
+    if options.target == "ort" and (has_buffers or any(SHARED_CACHES in block.assumed for block in report.blocks)):
+        return _in_place(os.fspath(path), proto, traced)
     how = how_to_run(path, options, proto, given)
     if report.possible_buffers:
-        return _step_by_step(how, os.fspath(path), proto, COPIED)
-    is_stepped = options.target == "ort" and metadata_of(proto, METADATA) is None and has_steps(proto)
-    return _step_by_step(how, os.fspath(path), proto) if is_stepped else how
+        return _step_by_step(how, os.fspath(path), proto, traced, COPIED)
+    is_stepped = options.target == "ort" and has_steps(proto)
+    return _step_by_step(how, os.fspath(path), proto, traced) if is_stepped else how
+
+
+def _has_one_token(report: Report) -> bool:
+    """Whether a Reshape fixes the rows of each attention: such a file was traced with one token, and takes one in a
+    step, even if it declares an open number. With more than one row these are the query heads of one key head."""
+    rows = [block.scores[0] for block in report.blocks if block.kind == "forward" and block.scores is not None]
+    return bool(rows) and all(rows)
 
 
 def _ready_made(proto: onnx.ModelProto) -> Counter[str]:
@@ -169,32 +177,32 @@ def _with_library(
     )
 
 
-def _in_place(path: str, proto: onnx.ModelProto) -> HowToRun:
+def _in_place(path: str, proto: onnx.ModelProto, has_one_token: bool = False) -> HowToRun:
     return HowToRun(
         "The caches of this file are buffers. A DecodingSession binds each of them as past and as present.\n"
         "Other programs have to do the same (`fa-compiler docs decoding`), and to load the library of fa_compiler.",
         (
-            Way("Python", _steps(path, proto, ", room=4096")),
+            Way("Python", _steps(path, proto, has_one_token, ", room=4096")),
             Way(OWN_SESSION, _registered(path)),
         ),
     )
 
 
-def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto, told: str = "") -> HowToRun:
+def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto, has_one_token: bool, told: str = "") -> HowToRun:
     """How a decoder is run whose caches are no buffers: they grow, or are states. `told` is what to say of them."""
     own, *others = how.ways
-    steps = Way("Python, with a session that holds the caches", _steps(path, proto))
+    steps = Way("Python, with a session that holds the caches", _steps(path, proto, has_one_token))
     needs = f"{how.needs}\n{told}" if told else how.needs
     return HowToRun(needs, (steps, Way(OWN_SESSION, own.lines), *others))
 
 
-def _steps(path: str, proto: onnx.ModelProto, room: str = "") -> tuple[str, ...]:
+def _steps(path: str, proto: onnx.ModelProto, has_one_token: bool, room: str = "") -> tuple[str, ...]:
     """The lines of a DecodingSession."""
     tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
     if not tokens or any("encoder" in info.name or "cross" in info.name for info in graph_inputs(proto)):
         step = "inputs)    # session.inputs names what a step takes, such as the new tokens"
-    elif any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
+    elif has_one_token or any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     session = f"session = fa_compiler.DecodingSession({_quoted(path)}{room})"
     if open_states(proto):

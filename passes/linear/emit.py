@@ -54,6 +54,7 @@ class Emitter:
         """The operator of the target. Raises Decline."""
         call = self._call(facts)
         made = operator_of(call, facts, self.builder)
+        self._check_lengths(facts.options)
         output, state = made.output, made.present_state
         self._complete(output, f"{made.node.name}_output", self._dtype)
         pairs = [(each.value, self._as(output, each)) for each in self.match.outputs]
@@ -73,10 +74,6 @@ class Emitter:
     def _call(self, facts: Facts) -> LinearCall:
         """What the operator computes of which values, which are in the graph then. Raises Decline."""
         found, heads, target = self.match.found, self.match.sizes.heads, facts.options.target
-        if target == "ascend" and not (self.match.lengths.are_all or self.is_any_length):
-            reason = f"the file is right where the tokens are {self.match.lengths}, and a device refuses no others"
-            hint = f"--assume {ANY_LENGTH} if it is meant for every number; or export it with a fixed number of tokens"
-            raise Decline(Code.SHAPE, reason, self.node, hint)
         if found.reset is not None:
             self._check_reset(facts.options)
         repeats = target == "onnx" or (target == "ascend" and found.query.heads != found.key.heads)
@@ -94,6 +91,14 @@ class Emitter:
             inputs |= self._correction(found.correction)
         counts = (heads if repeats else found.query.heads, heads)
         return LinearCall(self.node, inputs, counts, self.match.rule, self._scale, bool(self.match.states))
+
+    def _check_lengths(self, options: Options) -> None:
+        """Decline an operator of Ascend where the file is right for some numbers of tokens only. This is asked last,
+        because the assumption helps only where nothing else is in the way."""
+        if options.target == "ascend" and not (self.match.lengths.are_all or self.is_any_length):
+            reason = f"the file is right where the tokens are {self.match.lengths}, and a device refuses no others"
+            hint = f"--assume {ANY_LENGTH} if it is meant for every number; or export it with a fixed number of tokens"
+            raise Decline(Code.SHAPE, reason, self.node, hint)
 
     def _whole_decay(self, query: ir.Value) -> ir.Value | None:
         """The logarithm of what the states are multiplied by: a decay, a reset, or both; None where neither is."""

@@ -273,6 +273,17 @@ def test_a_decoder_whose_caches_could_be_in_place(tmp_path: Path) -> None:
     assert fixed.report.fused_attentions == 2 and "DecodingSession" not in str(fixed.how_to_run)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_decoder_that_was_traced_with_one_token(in_place: bool, tmp_path: Path) -> None:
+    """It declares an open number of tokens, and a Reshape inside takes one in each step."""
+    decoder = harness.load("llama_past__tsn_sdpa_op17")
+    how = fa_compiler.optimize(decoder, tmp_path / "step.onnx", in_place_caches=in_place).how_to_run
+    assert how is not None
+    names: dict[str, Any] = {}
+    exec("\n".join(how.ways[0].lines), names)
+    assert names["session"].length == 1 and bool(names["session"].room) is in_place
+
+
 def test_a_decoder_with_a_state_of_open_size_begins_with_the_caches_of_a_prompt(tmp_path: Path) -> None:
     """Nothing but the outputs of another model tells how many columns the state of a convolution has."""
     decoder = harness.load("llama_past__tsn_eager_op14")

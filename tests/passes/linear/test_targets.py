@@ -26,7 +26,11 @@ EPSILON = 2.0**-6
 ALL = ("half-attention", "unit-inputs", "slow-decay")
 SCAN, KEYS = "hand__scan_gated_delta_head_mulsum_axis2_s0False", "hand__scan_gated_delta_key_matmul_axis2"
 CHUNKS, GROUPS = "qwen3_next__rule_chunk16_dyn_dynamo", "mamba2__rule_step_torchscript"
-STEP, RWKV_7 = "qwen3_next__rule_step_dynamo", "rwkv7__rule_unrolled5_dynamo"
+STEP, RWKV_7, MINIMAX = (
+    "qwen3_next__rule_step_dynamo",
+    "rwkv7__rule_unrolled5_dynamo",
+    "minimax__rule_block64_dyn_dynamo",
+)
 
 
 def made(model: onnx.ModelProto, target: Any, **options: Any) -> tuple[onnx.ModelProto, Block]:
@@ -138,6 +142,14 @@ DECLINED: dict[str, tuple[str, str, dict[str, Any], str, str, str]] = {
         "illegal_for_target",
         "no operator for the rule dplr",
         "--target",
+    ),
+    "some lengths, where no assumption helps": (
+        MINIMAX,
+        "ascend",
+        {},
+        "illegal_for_target",
+        "no operator for the rule gated",
+        "--target ort",
     ),
     "some lengths": (CHUNKS, "ascend", {"assume": ALL}, "shape", "33 to 48", "--assume any-length"),
     "the product": (
