@@ -522,27 +522,29 @@ class DecodingSession:
         return f"{self._length} cached and {new} new tokens"
 
     def _told_of(self, error: Exception, feeds: Mapping[str, Array], batch: int, new: int) -> str:
-        """The message of a step that ONNX Runtime refuses. In front of it stands what the inputs contradict in the
-        model, and behind it what else may help."""
+        """The message of a step that ONNX Runtime refuses. In front of it stands what the inputs contradict in each
+        other or in the model, or else what may be the reason."""
         told = f"{self.name} fails in ONNX Runtime: {one_line(error)}"
-        hint = self._hint(error, feeds, batch, new)
-        found = None if hint else misfit(feeds, self._inputs.values(), self._bounds)
-        return f"{told}{hint}" if found is None else f"{found}; {told}"
-
-    def _hint(self, error: Exception, feeds: Mapping[str, Array], batch: int, new: int) -> str:
-        """What may help where inputs are of different batches, or ONNX Runtime says that an index is too large, or
-        refuses several tokens."""
-        others = [name for name, array in feeds.items() if array.ndim >= BY_SEQUENCE and array.shape[0] != batch]
-        if others:
-            told = " and ".join(f"'{name}' is of {feeds[name].shape[0]}" for name in others)
-            return f"; the step has a batch of {batch}, and {told}"
-        if not OUT_OF_RANGE.search(str(error)):
-            several = "; a file that was traced with one token takes one in each step, also those of a prompt"
-            return several if new > 1 else ""
-        return (
-            f"; either a token is none of the model's, or it has no positions for {self._tokens(new)} (reset() or "
-            "rewind() makes room)"
+        reasons = (
+            _other_batches(feeds, batch),
+            misfit(feeds, self._inputs.values(), self._bounds),
+            self._guess(error, new),
         )
+        return "; ".join([*filter(None, reasons)][:1] + [told])
+
+    def _guess(self, error: Exception, new: int) -> str | None:
+        """What may be the reason where ONNX Runtime says that an index is too large, or refuses several tokens."""
+        if OUT_OF_RANGE.search(str(error)):
+            return (
+                f"either a token is none of the model's, or it has no positions for {self._tokens(new)} (reset() or "
+                "rewind() makes room)"
+            )
+        if new > 1:
+            return (
+                f"the step has {new} tokens, and a file that was traced with one takes one in each step, also those of "
+                "a prompt"
+            )
+        return None
 
     def _made(self, name: str, batch: int, new: int) -> Array:
         """An input that follows from the number of tokens."""
@@ -681,6 +683,13 @@ def _all_tokens(lengths: Mapping[str, int], length: int | None) -> int:
     if (most := max(lengths.values(), default=0)) > length:
         raise InputError(f"the caches hold {most} tokens, which is more than length={length}")
     return length
+
+
+def _other_batches(feeds: Mapping[str, Array], batch: int) -> str | None:
+    """Which inputs have another batch than the step."""
+    others = {name: array.shape[0] for name, array in feeds.items() if array.ndim >= BY_SEQUENCE}
+    told = " and ".join(f"'{name}' is of {size}" for name, size in others.items() if size != batch)
+    return f"the step has a batch of {batch}, and {told}" if told else None
 
 
 def _check_equal(numbers: Mapping[str, int], what: str, verb: str, hint: str = "") -> None:

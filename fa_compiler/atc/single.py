@@ -336,6 +336,5 @@ def _inferred(spec: OpSpec, op: Op, values: Mapping[str, Weight]) -> Sequence[Fa
 def _verify(spec: OpSpec, op: Op, values: Mapping[str, Weight], soc: str | None, cann: str | None) -> None:
     found = broken_constraints(op, values, soc, cann)
     if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         place = "any product" if soc is None else soc
-        raise InputError(f"{spec.name} cannot run on {place} in this form: {found[0]}{more}")
+        raise InputError(f"{spec.name} cannot run on {place} in this form: {'; '.join(map(str, found))}")

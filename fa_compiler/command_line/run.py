@@ -43,9 +43,7 @@ def run(args: argparse.Namespace) -> int:
         with _ended_together(own):
             arrays, place = run_sharded(task, own), task.place(own.rank, own.size)
     if arrays and not args.quiet:
-        _tell(arrays)
-    if arrays and place is not None and not args.quiet:
-        print(f"wrote {printable(str(place))}")
+        _tell(arrays, place)
     return OK
 
 
@@ -91,6 +89,9 @@ def _told(error: BaseException) -> tuple[str, int]:
     return f"internal error: {type(error).__name__}: {one_line(error)}", INTERNAL
 
 
-def _tell(arrays: Mapping[str, Array]) -> None:
-    for name, array in arrays.items():
-        print(printable(f"{name}: {array.dtype} {list(array.shape)}"))
+def _tell(arrays: Mapping[str, Array], place: Path | None) -> None:
+    """Print what there is, and where it was written. It is one text, because other ranks print at the same time."""
+    lines = [f"{name}: {array.dtype} {list(array.shape)}" for name, array in arrays.items()]
+    if place is not None:
+        lines.append(f"wrote {place}")
+    print("".join(f"{printable(line)}\n" for line in lines), end="", flush=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 import onnx
 
-from fa_compiler.comparison.feeds import load_inputs
+from fa_compiler.comparison.feeds import load_inputs, opened
 from fa_compiler.errors import FaCompilerError, InputError, one_line
 from fa_compiler.model_files.destination import is_same
 from fa_compiler.model_files.reading import LoadedModel
@@ -113,6 +113,7 @@ def _opened(task: ShardedRun, communicator: Communicator) -> _Opened:
     check_outputs(place, task.inputs, task.loaded)
     session = ShardedSession(task.loaded.path, communicator, task.threads)
     if task.caches is None:
+        _check_caches(task.inputs, session.record.caches)
         feeds, parts = load_part(task.inputs, task.loaded.proto, session.record.inputs, rank, session.parts)
         return _Opened(session, feeds, parts)
     if not session.record.caches:
@@ -129,6 +130,17 @@ def _opened(task: ShardedRun, communicator: Communicator) -> _Opened:
     presents = {present: infos.pop(name) for name, present in session.record.caches.items()}
     others = onnx.ModelProto(graph=onnx.GraphProto(input=infos.values()))
     return _Opened(session, load_inputs(task.inputs, others), None, load_caches(file, presents))
+
+
+def _check_caches(inputs: Path, caches: Iterable[str]) -> None:
+    """Raise InputError for a file without the caches: the message says where they come from."""
+    with opened(inputs) as archive:
+        missing = [name for name in caches if name not in archive.files]
+    if missing:
+        raise InputError(
+            f"{inputs} lacks the cache '{missing[0]}'; give --caches the outputs of an earlier run, which "
+            "`run --parts` wrote, or give whole caches with --inputs, which may be empty"
+        )
 
 
 def _continued(opened: _Opened) -> tuple[dict[str, Array], Parts]:

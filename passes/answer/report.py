@@ -176,7 +176,8 @@ class Code(StrEnum):
     READ_INSIDE = (
         "read_inside",
         "a number inside of a norm is read elsewhere or is an output; the operator beside it would compute it twice",
-        "leave out what reads it: export for inference (model.eval()), without the statistics of norms",
+        "leave out what reads it: where no gradient is needed, export for inference (model.eval()), without the "
+        "statistics of norms",
     )
     WEIGHTS = (
         "weights",
@@ -503,6 +504,15 @@ def _alike(caches: Sequence[CacheLine]) -> str:
     return f"caches {names}: buffers, written in place as {presents}; {first.length} counts their tokens"
 
 
+def _in_python(lines: Sequence[str]) -> list[str]:
+    """A line that says how Python writes the assumptions that hints name, if they name any."""
+    found = [words for line in lines for words in re.findall(r"--assume ([a-z][a-z,-]*)", line)]
+    if not found:
+        return []
+    keywords = ", ".join(f'"{word}"' for word in found[0].split(","))
+    return [f"--assume {found[0]} is assume=[{keywords}] in Python"]
+
+
 @dataclass(repr=False)
 class Report(Shown):
     """All blocks of one model, in graph order, its caches, and notes that belong to no block.
@@ -671,8 +681,8 @@ class Report(Shown):
     @property
     def _lines(self) -> list[str]:
         """What stands below the table."""
-        lines = [*self.advice, *self.missed, *self.around_lines, *self.cache_lines, *self.notes, self.summary]
-        return [printable(line) for line in lines]
+        lines = [*self.advice, *self.missed, *self.around_lines, *self.cache_lines, *self.notes]
+        return [printable(line) for line in (*lines, *_in_python(lines), self.summary)]
 
     def to_json(self) -> dict[str, Any]:
         """The report in schema 1; `notes` holds remarks that belong to no block, such as repairs."""

@@ -43,7 +43,7 @@ def reshape(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Va
     before, after = sharder.shape(source, node), sharder.shape(node.outputs[0], node)
     own = moved_place(place, after, before, sharder.length)
     if own is None:
-        raise Refusal("where the sequence is before it is not proven", node)
+        raise Refusal("it is not proven which part of its input is the sequence", node)
     local = sharder.local(source, own, node)
     if node.op_type != "Reshape":
         return sharder.clone(node, [local, *sharder.wholes(node, 1)]).outputs[0]

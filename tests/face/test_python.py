@@ -28,6 +28,7 @@ from fa_compiler.op_registry.errors import InputError as CallError
 from fa_compiler.op_registry.errors import RegOpSyntaxError, UnknownOp
 from fa_compiler.page.gain import gain_line
 from fa_compiler.reference.call import ReferenceInputError
+from tests.graphs import harness
 from tests.systems import IS_WINDOWS
 
 from .builders import HEADS, attention, feeds, plain, projected, saved
@@ -117,6 +118,13 @@ def test_compile_for_atc(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="`method` and `axes` go with `sequence_parallel`"):
         fa_compiler.compile_for_atc(path, tmp_path / "c", "Ascend910B2", method="ring")
     assert not (tmp_path / "c").exists()
+
+
+def test_a_report_says_how_python_writes_an_assumption() -> None:
+    """Hints have the words of the command line."""
+    lines = str(fa_compiler.inspect(harness.load("llama_past__tso_eager_op13"))).splitlines()
+    assert any("try: --assume same-sizes if" in line for line in lines)
+    assert lines[-2] == '--assume same-sizes is assume=["same-sizes"] in Python'
 
 
 def test_a_report_prints_as_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -153,6 +153,13 @@ def test_what_no_product_runs_is_refused_without_a_product() -> None:
     by_hand("FlashAttentionScore", inputs, [], ["head_num=2", "input_layout=BNSD"], [], None, None)
 
 
+def test_each_fault_is_named() -> None:
+    inputs = [f"{name}=1,2,128,64:float16" for name in ("query", "key", "value")]
+    attrs = ["head_num=3", "input_layout=BNSD", "keep_prob=2.0"]
+    with pytest.raises(InputError, match="not available on .*310P.*; FA.3 .*head_num is 3.*; FA.7 .*keep_prob is 2.0"):
+        by_hand("FlashAttentionScore", inputs, [], attrs, [], "Ascend310P3", None)
+
+
 def test_an_operator_that_ascend_does_not_have() -> None:
     with pytest.raises(InputError, match="for ONNX Runtime, which no Ascend product has"):
         by_hand("FlashLinearAttention", ["query=1,4,8:float16"], [], [], [], None, None)

@@ -411,6 +411,14 @@ def test_caches_that_do_not_fit(wrong: str, said: str, tmp_path: Path, capsys: p
     assert sorted(each.name for each in tmp_path.iterdir()) == before
 
 
+def test_inputs_without_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The message says which option takes those of an earlier run."""
+    result = sharded("llama_past__tsn_sdpa_op17", 1)
+    save_arrays(tmp_path / "x.npz", {"input_ids": np.array([[1]])})
+    assert main(["run", str(result.path), "--inputs", str(tmp_path / "x.npz"), "--outputs", "z.npz"]) == 2
+    assert "x.npz lacks the cache 'past_key_0'; give --caches the outputs of" in capsys.readouterr().err
+
+
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content("llama_past__tsn_sdpa_op17"))
