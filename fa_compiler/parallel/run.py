@@ -62,9 +62,9 @@ def run_sharded(task: ShardedRun, own: Communicator) -> dict[str, Array]:
         RankError: another rank failed in the run, or does not answer.
     """
     threads = task.threads or threads_of_rank(own)  # before a rank can fail: all ranks take part in it
-    opened = agreed(own, lambda: _opened(replace(task, threads=threads), own))
-    session = opened.session
-    feeds, parts = (opened.feeds, opened.parts) if opened.parts is not None else _continued(opened)
+    ready = agreed(own, lambda: _opened(replace(task, threads=threads), own))
+    session = ready.session
+    feeds, parts = (ready.feeds, ready.parts) if ready.parts is not None else _continued(ready)
     results = session.run_part(feeds, parts)
     if task.keep_parts:
         results = {**results, POSITIONS: session.parts_of_outputs(results, parts).positions(own.rank)}
@@ -143,13 +143,13 @@ def _check_caches(inputs: Path, caches: Iterable[str]) -> None:
         )
 
 
-def _continued(opened: _Opened) -> tuple[dict[str, Array], Parts]:
+def _continued(ready: _Opened) -> tuple[dict[str, Array], Parts]:
     """This rank's part of all inputs, with the caches in the order of the model. Raises AgreedError, RankError."""
-    assert opened.caches is not None
+    assert ready.caches is not None
     try:
-        caches = opened.session.take_caches(*opened.caches)
+        caches = ready.session.take_caches(*ready.caches)
     except RankError:
         raise
     except InputError as error:
         raise AgreedError(one_line(error)) from None
-    return {**opened.feeds, **caches.arrays}, opened.session.parts_of_caches(caches)
+    return {**ready.feeds, **caches.arrays}, ready.session.parts_of_caches(caches)
