@@ -22,8 +22,10 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
       7     | Mul(scores, c) | Div(scores, c) | Neg        c one finite number known before the run, also repeated:
                                                            the scale
       8     | Mul(scores, t) | Div(scores, t)              t of size 1 along the keys, see factors.py
-      9     | Add(scores, t) | Sum(scores, t)              t any tensor that does not enlarge the scores: a term
-            | Sub(scores, t) | Sub(t, scores)
+      9     | Add(scores, t) | Sum(scores, t, ...)         t any tensor that does not enlarge the scores: a term. A
+            | Sub(scores, t) | Sub(t, scores)              Sum adds from left to right, so that it is a chain of Adds
+                                                           where the scores are one of its first two operands and
+                                                           no operand is given twice
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
      11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. 1 - b
             | Sub(Mul(scores, b), t)                       may be the opposite of a boolean (tf2onnx), and t
@@ -159,6 +161,17 @@ class Multiply(OwnStep):
 
     def walk(self, walk: ScoreWalk) -> None:
         walk.multiply_by(self.node, self.value, self.divides)
+
+
+@dataclass(frozen=True)
+class AddAll(OwnStep):
+    """Case 9: everything so far, and each of `values`."""
+
+    values: tuple[ir.Value, ...]
+
+    def walk(self, walk: ScoreWalk) -> None:
+        for value in self.values:
+            walk.add(Add(self.node, value))
 
 
 @dataclass(frozen=True)
@@ -546,7 +559,7 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> Peeled:
 
 def _sums(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
     """How a node may be read as a tensor to which another one is added, or from which it is subtracted."""
-    if not _is_sum(node):
+    if not _is_sum(node) or len(node.inputs) > 2:
         return ()
     orders = operand_orders(node, "Add", "Sum", "Sub")
     return orders[:1] if node.op_type == "Sub" else orders
@@ -756,23 +769,35 @@ def _restores_halves(scores: ir.Value, target: ir.DataType, viewer: Viewer) -> b
 
 
 def _is_sum(node: ir.Node) -> bool:
-    return is_op(node, "Add", "Sub") or (is_op(node, "Sum") and len(node.inputs) == 2)
+    """Terms of one node are told apart by their operands, so that a Sum may give each of them once."""
+    return is_op(node, "Add", "Sub") or (is_op(node, "Sum") and 1 < len(node.inputs) == len({*node.inputs}))
 
 
 def _peel_add(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 9: a term. Raises Decline where neither operand is scores."""
     if not _is_sum(node):
         return None
-    left, right = operands(node)
-    options: list[tuple[ir.Value, Step]] = [(left, Add(node, right)), (right, Add(node, left))]
-    if node.op_type == "Sub":
-        options = [(left, Add(node, right, -1.0)), (right, SubtractFrom(node, left))]
+    options = _addends(node)
     fitting = [option for option in options if _may_keep_shape(option[0], node, viewer.info)]
     fitting.sort(key=lambda option: not _keeps_shape(option[0], node, viewer.info))
     for scores, step in fitting:
         if _leads_to_product(scores, viewer):
             return step, scores
+    late = [value for value in operands(node)[2:] if _leads_to_product(value, viewer)]
+    if late:
+        reason = f"Sum adds its first two operands to each other, and {late[0].name!r}, the scores, to their sum"
+        raise Decline(Code.SCORE_TERM, reason, node, "make the scores the first operand of the Sum")
     raise _no_path(node, [option[0] for option in options], viewer)
+
+
+def _addends(node: ir.Node) -> list[tuple[ir.Value, Step]]:
+    """Each operand of a sum or difference, as the scores, with the step that does the rest to it."""
+    left, right, *further = operands(node)
+    if node.op_type == "Sub":
+        return [(left, Add(node, right, -1.0)), (right, SubtractFrom(node, left))]
+    if further:
+        return [(left, AddAll(node, (right, *further))), (right, AddAll(node, (left, *further)))]
+    return [(left, Add(node, right)), (right, Add(node, left))]
 
 
 def _no_path(node: ir.Node, tried: list[ir.Value], viewer: Viewer) -> Decline:

@@ -80,6 +80,7 @@ ACCEPTED: Mapping[str, Tested] = {
             "fill": ANY,
         },
         "in any number and order": "masks/test_masks.py",
+        "Sum with the scores": "matching/test_spellings.py",
         "by arithmetic": {"form": ("mul_add",)},
         "`min(s, where(mask, inf, -inf))`": {"form": ("least",)},
         "`where(mask, s * b, f)`": "masks/test_selections.py",

@@ -358,7 +358,11 @@ class _Composer(Rare):
                         term = g.op("Add", term, self._addend())
                     self.addends.append(term)
                     drawn_ = rng.random()
-                    if drawn_ < 0.03 and not self.assume:
+                    if rng.random() < 0.05:
+                        first, second = (scores, term) if rng.random() < 0.7 else (term, scores)
+                        more = [self._addend() for _ in range(rng.choice([1, 2]))]
+                        scores = g.op("Sum", first, second, *more)
+                    elif drawn_ < 0.03 and not self.assume:
                         scores = g.op("Sub", *((scores, term) if rng.random() < 0.8 else (term, scores)))
                     elif drawn_ < 0.12:
                         scores = g.op("Sub", scores, g.op("Neg", term))

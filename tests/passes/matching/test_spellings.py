@@ -295,6 +295,42 @@ def test_the_row_of_a_triangle_that_a_cache_asks_for(past: str, status: str) -> 
     assert same(model, **given)[1][0].status == status
 
 
+# -- a Sum of several ---------------------------------------------------------------------------------
+
+TERMS = "float[B,4,6,6] b, float[4,6,6] c, bool[B,1,1,6] m"
+ADDENDS = PRODUCT_QK.replace("s =", "r =") + (
+    "low = Constant<value=float {LOW}>() zero = Constant<value=float {0}>() a = Where(m, zero, low) "
+)
+
+
+@pytest.mark.parametrize("low", ["-inf", "-3.4e38", "-1e9"])
+@pytest.mark.parametrize("order", ["r, a, b", "a, r, b", "b, r, a", "r, b, c, a"])
+def test_a_sum_is_a_chain_of_adds(order: str, low: str) -> None:
+    first, *rest = order.split(", ")
+    chain = "".join(f"x{at} = Add({'x' + str(at - 1) if at else first}, {term}) " for at, term in enumerate(rest))
+    body = ADDENDS.replace("LOW", low)
+    written = parse(body + f"s = Sum({order}) " + PLAIN, TERMS, inputs=SQUARE)
+    added = parse(body + chain + SOFTMAX.format(f"x{len(rest) - 1}") + PRODUCT_PV, TERMS, inputs=SQUARE)
+    _, blocks = same(written)
+    _, wanted = same(added)
+    assert (blocks[0].status, blocks[0].mask, blocks[0].reason) == (wanted[0].status, wanted[0].mask, wanted[0].reason)
+
+
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [
+        ("a, b, r", "Sum adds its first two operands to each other, and 'r', the scores, to their sum"),
+        ("a, b, c", "the scores come from"),
+        ("r, b, b", "Sum on the scores"),
+    ],
+)
+def test_a_sum_that_is_no_chain(order: str, reason: str) -> None:
+    body = ADDENDS.replace("LOW", "-inf")
+    _, blocks = same(parse(body + f"s = Sum({order}) " + PLAIN, TERMS, inputs=SQUARE))
+    assert blocks[0].status in ("declined", "not_attention"), blocks[0]
+    assert reason in (blocks[0].reason or "")
+
+
 # -- Gemm that adds to its product ------------------------------------------------------------------
 
 ONE_HEAD = "float[S,8] q, float[T,8] k, float[T,8] v"
