@@ -102,6 +102,11 @@ class Op:
     controls: list[str] = field(default_factory=list)
     subgraphs: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def sources(self) -> list[str]:
+        """The operators that must run before this one."""
+        return [*(source.op for source in self.inputs if source is not None), *self.controls]
+
 
 @dataclass
 class Graph:
@@ -113,6 +118,11 @@ class Graph:
     def of_type(self, op_type: str) -> Iterator[Op]:
         """The operators of a type, in order."""
         return (op for op in self.ops if op.type == op_type)
+
+    @property
+    def subgraphs(self) -> list[str]:
+        """The names of the graphs that its operators have."""
+        return [name for op in self.ops for name in op.subgraphs.values()]
 
 
 @dataclass

@@ -37,7 +37,7 @@ from fa_compiler.op_registry import names as operators
 from fa_compiler.passes.answer.options import NEWEST_OPSET
 from fa_compiler.passes.attention_ops.names import is_attention_op, is_linear_attention_op
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, remember_versions
+from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, domain_of, remember_versions
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.prepare.functions import drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
@@ -83,7 +83,7 @@ def lower(model: ir.Model) -> None:
     _hoist(model)
     names.make_unique(model, all_graphs(model))
     model.ir_version = min(model.ir_version, IR_VERSION)
-    used = {"" if node.domain in STANDARD else node.domain for node in all_nodes(model.graph)}
+    used = set(map(domain_of, all_nodes(model.graph)))
     for domain in set(model.opset_imports) - used - {""}:
         del model.opset_imports[domain]
 
@@ -283,7 +283,7 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
     problems = []
     for node in all_nodes(model.graph):
         named = origins.get(node, node)
-        domain = "" if node.domain in STANDARD else node.domain
+        domain = domain_of(node)
         if domain == DOMAIN:
             if node.op_type not in operators():
                 problems.append(problem_at(named, "the registry does not know it, so there is no plugin for it"))

@@ -21,6 +21,7 @@ from onnx import defs
 
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route.parser import versions_in
+from fa_compiler.passes.ir.nodes import is_read
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 RIGHT_PIXELS = frozenset(
@@ -113,8 +114,7 @@ class NodeForm:
         """The form of a node in memory. An unread output counts as absent."""
         values = {name: _plain(attr.value) for name, attr in node.attributes.items()}
         inputs = tuple("" if value is None else value.name or "?" for value in node.inputs)
-        read = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-        outputs = tuple((value.name or "?") if value in read else "" for value in node.outputs)
+        outputs = tuple((value.name or "?") if is_read(value) else "" for value in node.outputs)
         facts = () if info is None else tuple(_fact(value, info) for value in node.inputs)
         return NodeForm(node.op_type, version, values, inputs, outputs, facts)
 

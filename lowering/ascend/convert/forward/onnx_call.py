@@ -14,7 +14,7 @@ from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.dtypes import attr_number
 from fa_compiler.op_registry import dtypes
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, text_attr
+from fa_compiler.passes.ir.nodes import constant, float_attr, input_of, int_attr, is_read, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 STANDARD = ""
@@ -89,20 +89,18 @@ class OnnxCall:
 
     def dims(self, index: int) -> tuple[Dim, ...] | None:
         """The symbolic shape of input `index`."""
-        value = self.node.inputs[index] if index < len(self.node.inputs) else None
+        value = input_of(self.node, index)
         return None if value is None else self.info.shape(value)
 
     # -- attributes ------------------------------------------------------------------------------
 
     def integer(self, name: str, default: int) -> int:
         """An integer attribute."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_int()
+        return int_attr(self.node, name, default)
 
     def number(self, name: str, default: float) -> float:
         """A float attribute."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_float()
+        return float_attr(self.node, name, default)
 
     def text(self, name: str, default: str) -> str:
         """A string attribute."""
@@ -140,10 +138,7 @@ class OnnxCall:
 
     def wanted(self, index: int) -> bool:
         """Whether anything reads output `index`."""
-        if index >= len(self.node.outputs):
-            return False
-        value = self.node.outputs[index]
-        return bool(value.name) and (bool(value.uses()) or value.is_graph_output())
+        return any(value.name and is_read(value) for value in self.node.outputs[index : index + 1])
 
     # -- emitting --------------------------------------------------------------------------------
 
