@@ -44,11 +44,16 @@ class Tensor(Type):
     value: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
-    def rank(self) -> int:
-        """The rank. Raises CannotMapError if it is unknown."""
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes. Raises CannotMapError if the rank is unknown."""
         if self.shape is None:
             raise CannotMapError("the rank of an input is not known", "declare the shapes of the model's inputs")
-        return len(self.shape)
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        """The rank. Raises CannotMapError if it is unknown."""
+        return len(self.sizes)
 
     def size(self, axis: int) -> int:
         """The size of an axis, -1 if it is dynamic or the rank unknown."""

@@ -154,9 +154,7 @@ def _summed(call: OnnxCall, x: Tensor, labels: list[str], needed: set[str]) -> _
     if not axes:
         return x, labels
     shape = None if x.shape is None else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-    total = call.emitter.op(
-        "ReduceSum", x, call.emitter.ints(axes), keep_dims=False, noop_with_empty_axes=False, out=x.with_shape(shape)
-    )
+    total = call.reduced("ReduceSum", x, call.emitter.ints(axes), x.with_shape(shape))
     return total, [label for label in labels if label in needed]
 
 

@@ -87,10 +87,7 @@ def _halved(call: OnnxCall, x: Tensor, axis: int) -> Tensor:
 def _count(call: OnnxCall, x: Tensor, begin: int, end: int) -> Tensor:
     """The product of the sizes from axis `begin` to `end`, as a vector of one element."""
     sizes = call.cut(call.shape(x), [begin], [end])
-    out = Type("DT_INT64", (1,))
-    return call.emitter.op(
-        "ReduceProd", sizes, call.emitter.ints([0]), keep_dims=True, noop_with_empty_axes=False, out=out
-    )
+    return call.reduced("ReduceProd", sizes, call.emitter.ints([0]), Type("DT_INT64", (1,)), keep=True)
 
 
 @handles("Transpose")
@@ -149,9 +146,8 @@ def _shape(call: OnnxCall) -> Tensor:
 def _size(call: OnnxCall) -> Tensor:
     x = call.x()
     if x.dtype == "DT_BF16":
-        out = Type("DT_INT64", ())
         axes = call.emitter.ints([0])
-        return call.emitter.op("ReduceProd", call.shape(x), axes, keep_dims=False, noop_with_empty_axes=False, out=out)
+        return call.reduced("ReduceProd", call.shape(x), axes, Type("DT_INT64", ()))
     return call.emitter.op("Size", x, dtype=attr_number("DT_INT64"), out=call.out())
 
 

@@ -212,6 +212,16 @@ class OnnxCall:
         """An operator with two inputs that broadcast."""
         return self.emitter.op(op_type, a, b, out=Type(dtype or a.dtype, broadcast(a.shape, b.shape)))
 
+    def reduced(self, op_type: str, x: Tensor, axes: Tensor, out: Type, keep: bool = False) -> Tensor:
+        """A reduction over some axes, or over none if these are none."""
+        return self.emitter.op(op_type, x, axes, keep_dims=keep, noop_with_empty_axes=False, out=out)
+
+    def positions(self, size: int | Tensor) -> Tensor:
+        """The positions along an axis of this size, in int64."""
+        limit = self.emitter.ints(size) if isinstance(size, int) else self.squeeze(size, [0])
+        out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
+        return self.emitter.op("Range", self.emitter.ints(0), limit, self.emitter.ints(1), out=out)
+
     def unary(self, op_type: str, x: Tensor, **attrs: Any) -> Tensor:
         """An operator that keeps type and shape."""
         return self.emitter.op(op_type, x, out=Type(x.dtype, x.shape), **attrs)

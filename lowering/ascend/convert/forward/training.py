@@ -113,9 +113,7 @@ def _cross_entropy_grad(call: OnnxCall) -> Tensor:
     dy = call.squeeze(dy, list(range(dy.rank)))
     if reduction == "mean":
         axes = call.emitter.ints(range(labels.rank))
-        total = call.emitter.op(
-            "ReduceSum", weight, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(dtype, ())
-        )
+        total = call.reduced("ReduceSum", weight, axes, Type(dtype, ()))
         dy = call.binary("RealDiv", dy, call.binary("Maximum", total, one))
     return call.binary("Mul", call.binary("Mul", gap, call.unsqueeze(weight, [1])), dy)
 
