@@ -6,9 +6,10 @@ invalid file is invalid, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.spec import AttrValue
 
 UNKNOWN = -1
@@ -44,6 +45,11 @@ def known_sizes(shape: tuple[int, ...] | None) -> tuple[int | None, ...] | None:
     if shape is None:
         return None
     return tuple(None if size < 0 else size for size in shape)
+
+
+def ge_shape(sizes: Sequence[Dim] | None) -> tuple[int, ...] | None:
+    """The inverse: a shape with UNKNOWN for a size that is no number."""
+    return None if sizes is None else tuple(size if isinstance(size, int) else UNKNOWN for size in sizes)
 
 
 def absent(name: str) -> TensorDesc:

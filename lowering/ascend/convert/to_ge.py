@@ -287,7 +287,7 @@ class _Body:
         captured = dict.fromkeys(value for branch in branches.values() for value in free_values(branch))
         given = {value: self.tensor(value) for value in captured}
         outs = [type_of(value, self._info) for value in node.outputs]
-        made = self._e.op("If", condition, list(given.values()), out=outs)
+        made = self._e.ops("If", condition, list(given.values()), outs=outs)
         op = self._graph.ops[-1]
         for name, branch in branches.items():
             op.subgraphs[name] = self._conversion.graph(branch, {}, given).name
@@ -338,13 +338,18 @@ def _unknown(node: ir.Node) -> CannotMapError:
         return CannotMapError("loops are not converted", "unroll it when exporting")
     if any(attr.type == ir.AttributeType.GRAPH for attr in node.attributes.values()):
         return CannotMapError("it holds a graph of its own", _WRITE_OUT)
+    return not_fused(node) or CannotMapError("no GE operator computes this", _WRITE_OUT)
+
+
+def not_fused(node: ir.Node) -> CannotMapError | None:
+    """What is said of an operator that is attention; None for others."""
+    why = "that was not fused (`fa-compiler inspect --target ascend` says why)"
     if is_attention_op(node):
-        reason = "attention that was not fused (`fa-compiler inspect --target ascend` says why)"
-        return CannotMapError(reason, "export with attention in plain operators")
+        return CannotMapError(f"attention {why}", "export with attention in plain operators")
     if is_linear_attention_op(node):
-        reason = "linear attention that was not fused (`fa-compiler inspect --target ascend` says why)"
-        return CannotMapError(reason, "do what it says, or export with the recurrence in plain operators, unrolled")
-    return CannotMapError("no GE operator computes this", _WRITE_OUT)
+        advice = "do what it says, or export with the recurrence in plain operators, unrolled"
+        return CannotMapError(f"linear attention {why}", advice)
+    return None
 
 
 def free_values(graph: ir.Graph) -> list[ir.Value]:

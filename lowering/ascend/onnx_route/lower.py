@@ -25,6 +25,7 @@ import onnx_ir as ir
 from onnx import defs
 from onnx_ir.passes.common import InlinePass
 
+from fa_compiler.lowering.ascend.convert.to_ge import not_fused
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route import changes, constant_outputs, forms, names, parser
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, or_air, problem_at
@@ -34,8 +35,8 @@ from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
+from fa_compiler.op_registry.parser_plugins import NPU
 from fa_compiler.passes.answer.options import NEWEST_OPSET
-from fa_compiler.passes.attention_ops.names import is_attention_op, is_linear_attention_op
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, domain_of, remember_versions
 from fa_compiler.passes.ir.surgery import restore_order, sweep
@@ -305,16 +306,8 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
 
 def _unknown(domain: str, node: ir.Node) -> str:
     op_type = node.op_type
-    if domain not in (DOMAIN, "npu") and is_attention_op(node):
-        return (
-            "attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser does not "
-            "know the operator; export with attention in plain operators"
-        )
-    if is_linear_attention_op(node):
-        return (
-            "linear attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser "
-            "does not know the operator; do what it says, or export with the recurrence in plain operators, unrolled"
-        )
+    if domain != NPU and (unfused := not_fused(node)) is not None:
+        return f"{unfused.reason}, and ATC's parser does not know the operator; {unfused.alternative}"
     if not domain and op_type in ("Loop", "Scan", "SequenceMap"):
         return "ATC's parser knows no loops; export with the loop unrolled"
     if "Linear" in op_type and not domain:

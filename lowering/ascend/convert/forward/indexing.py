@@ -132,7 +132,7 @@ def _top_k(call: OnnxCall) -> Sequence[Tensor]:
         k = call.emitter.ints(counts[0] if counts else call.integer("k", 1), "DT_INT32")
     outs = [call.out(0), Type("DT_INT32", call.out(1).shape)]
     largest = bool(call.integer("largest", 1))
-    values, indices = call.emitter.op("TopK", x, k, sorted=True, largest=largest, dim=call.axis(-1), out=outs)
+    values, indices = call.emitter.ops("TopK", x, k, sorted=True, largest=largest, dim=call.axis(-1), outs=outs)
     return values, call.cast(indices, "DT_INT64")
 
 

@@ -54,7 +54,7 @@ def _normalised(
 ) -> Sequence[Tensor]:
     """What a LayerNorm gives that runs over the axes from `axis` on. `epsilon` is the default."""
     statistics = _statistics(x, axis)
-    return call.emitter.op(
+    return call.emitter.ops(
         op_type,
         x,
         gamma,
@@ -62,7 +62,7 @@ def _normalised(
         begin_norm_axis=axis,
         begin_params_axis=axis,
         epsilon=call.number("epsilon", epsilon),
-        out=[call.out(0), statistics, statistics],
+        outs=[call.out(0), statistics, statistics],
     )
 
 
@@ -97,7 +97,7 @@ def _rms_norm(call: OnnxCall) -> Sequence[Tensor]:
     if call.wanted(1):
         raise CannotMapError("its deviation is read", "leave out what reads it")
     outs = [call.out(0), _statistics(x, axis)]
-    return call.emitter.op("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), out=outs)[:1]
+    return call.emitter.ops("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), outs=outs)[:1]
 
 
 @handles("BatchNormalization")

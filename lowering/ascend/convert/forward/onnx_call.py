@@ -12,6 +12,7 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.convert.emit import Emitter, Shape, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.dtypes import attr_number
+from fa_compiler.lowering.ascend.graph import ge_shape
 from fa_compiler.op_registry import dtypes
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import constant, float_attr, input_of, int_attr, is_read, text_attr
@@ -274,14 +275,8 @@ def type_of(value: ir.Value, info: ShapeInfo) -> Type:
     name = dtypes.from_onnx(int(dtype))
     if name is None:
         raise CannotMapError(f"GE has no type {dtype.name.lower()}, which '{value.name}' has")
-    return Type(name, sizes(info.shape(value)))
-
-
-def sizes(dims: Sequence[Dim] | None) -> Shape:
-    """Symbolic sizes as a GE shape."""
-    if dims is None:
-        return None
-    return tuple(-1 if dim.const is None else dim.const for dim in dims)
+    dims = info.shape(value)
+    return Type(name, None if dims is None else ge_shape([dim.const for dim in dims]))
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:

@@ -53,7 +53,7 @@ def _layer_norm_grad(call: OnnxCall) -> Sequence[Tensor]:
     if axis != x.rank - 1:
         raise CannotMapError("it normalises several axes", "normalise the last axis only")
     outs = [Type(x.dtype, x.shape), Type("DT_FLOAT", gamma.shape), Type("DT_FLOAT", gamma.shape)]
-    dx, dgamma, dbeta = call.emitter.op("LayerNormGradV3", dy, x, rate, mean, gamma, out=outs)
+    dx, dgamma, dbeta = call.emitter.ops("LayerNormGradV3", dy, x, rate, mean, gamma, outs=outs)
     return [dx, call.cast(dgamma, gamma.dtype), call.cast(dbeta, gamma.dtype)][: len(call.node.outputs)]
 
 
