@@ -165,7 +165,7 @@ def requested(
         spec.output(name)
     placed = place_inputs(spec, arrays)
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
-    _check_type_of_lists(spec.name, arrays)
+    _check_type_of_lists(spec, arrays)
     return Request(spec.name, cann, tuple({**attributes, **count_attrs(spec, arrays)}.items()), types, wanted), placed
 
 
@@ -190,7 +190,7 @@ def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _check_type_of_lists(op_type: str, inputs: Mapping[str, Any]) -> None:
+def _check_type_of_lists(spec: OpSpec, inputs: Mapping[str, Any]) -> None:
     """Raise KernelError for an int8 result with a list of keys.
 
     ONNX Runtime infers the type of a result from the position of quant_scale2, and a list of keys moves this input (see
@@ -198,9 +198,9 @@ def _check_type_of_lists(op_type: str, inputs: Mapping[str, Any]) -> None:
     """
     keys = inputs.get("key")
     count = len(keys) if isinstance(keys, list | tuple) else 1
-    if op_type == "IncreFlashAttention" and count > 1 and inputs.get("quant_scale2") is not None:
+    if count > 1 and inputs.get("quant_scale2") is not None:
         raise KernelError(
-            f"{op_type}: input quant_scale2 is given beside a list of {count} keys, expected one key and one value. "
+            f"{spec.name}: input quant_scale2 is given beside a list of {count} keys, expected one key and one value. "
             "ONNX Runtime cannot infer that the result of a list is int8: leave out quant_scale2, quantise the result"
         )
 
@@ -283,15 +283,11 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
 
 def _output_types(request: Request) -> dict[str, int]:
     """The types of the outputs, as the registry infers them. An output that it does not infer, as those of a call that
-    it refuses, has its only type, or that of the first input. Raises KernelError for lists beside quant_scale2."""
+    it refuses, has its only type, or that of the first input."""
     spec, attributes = request.spec, dict(request.attributes)
     infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in request.types]
     given = {name: info for name, info in bind_inputs(spec, infos, attributes).items() if info}
     own = {name: value for name, value in attributes.items() if name in spec.attr_names}
-    listed = any(isinstance(info, list) and len(info) > 1 for info in given.values())
-    if "quant_scale2" in given and listed:
-        what = "is given with a list of tensors, expected one tensor of keys: the result's type cannot be inferred"
-        raise KernelError(f"{spec.name}: quant_scale2 {what}")
     types = {entry.name: entry.dtypes[0] if len(entry.dtypes) == 1 else "" for entry in spec.outputs}
     with suppress(NodeError):
         types |= {name: info.dtype for name, info in infer(spec.name, given, own, request.cann).items()}

@@ -27,7 +27,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.onnx_route import parser
-from fa_compiler.lowering.ascend.onnx_route.check_outputs import check_outputs
+from fa_compiler.lowering.ascend.onnx_route.check_outputs import all_graphs, check_outputs
 from fa_compiler.lowering.ascend.onnx_route.check_weights import check_weights
 from fa_compiler.lowering.ascend.onnx_route.input_facts import input_facts
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plain, plugin_mismatches
@@ -103,7 +103,7 @@ def check_model(
     """All diagnostics of a model. `folder` is the folder of its weights' files; None does not check these files."""
     if (text := _no_text(model)) is not None:
         return [NOT_ONNX("", f"it holds the text {text!r}, which is not UTF-8")]
-    own, graphs = frozenset(plugins), list(_graphs(model.graph))
+    own, graphs = frozenset(plugins), list(all_graphs(model.graph))
     imports = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     found = list(_ends(model.graph)) or list(_pre_check(graphs, imports, own))
     if found:
@@ -180,14 +180,6 @@ def _no_text(message: Any) -> bytes | None:
             if not isinstance(item, str) and (found := _no_text(item)) is not None:
                 return found
     return None
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attr in node.attribute:
-            if attr.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attr.g)
 
 
 def _made(graph: onnx.GraphProto) -> set[str]:

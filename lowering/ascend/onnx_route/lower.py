@@ -28,6 +28,7 @@ from onnx_ir.passes.common import InlinePass
 from fa_compiler.lowering.ascend.convert.to_ge import not_fused
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route import changes, constant_outputs, forms, names, parser
+from fa_compiler.lowering.ascend.onnx_route.check_outputs import all_graphs as graphs_of_file
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, or_air, problem_at
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
 from fa_compiler.lowering.ascend.onnx_route.lift import LIFTED, lift, needs_lift
@@ -91,17 +92,12 @@ def lower(model: ir.Model) -> None:
 
 def only_known_entries(proto: onnx.ModelProto) -> None:
     """Remove the entries of external tensors that the parser does not know: it would read a checksum as the length."""
-    for graph in _proto_graphs(proto.graph):
+    for graph in graphs_of_file(proto.graph):
         for tensor in graph.initializer:
             kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in parser.EXTERNAL_ENTRIES]
             del tensor.external_data[:]
             for key, value in kept:
                 tensor.external_data.add(key=key, value=value)
-
-
-def _proto_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
-    inner = (attr.g for node in graph.node for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
-    return [graph, *(found for nested in inner for found in _proto_graphs(nested))]
 
 
 # -- before ---------------------------------------------------------------------------------------
