@@ -58,8 +58,8 @@ from fa_compiler.op_registry.geometry import (
     SEQUENCE_AXIS,
     UNLIMITED,
     divide,
+    measure,
     shape_of,
-    sizes_by_letter,
 )
 from fa_compiler.op_registry.node import Dim
 
@@ -324,32 +324,19 @@ def _hides_nothing(mask: TensorInfo) -> bool:
 
 def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[int, int], dict[str, int]] | None:
     """(N1, N2) and the head size of each tensor; None if one is unknown before the model runs."""
-    if n1 <= 0:
+    n2 = measure(layout, n1, tensors["query"], tensors["key"], tensors["value"]).n2
+    if n1 <= 0 or not isinstance(n2, int) or n2 <= 0 or n1 % n2:
         return None
-    last: dict[str, int] = {}
+    widths: dict[str, int] = {}
     for name in ("query", "key", "value", "query_rope", "key_rope"):
         if name not in tensors:
             continue
-        width = shape_of(tensors[name], LAYOUTS[layout])[-1]
+        last, heads = shape_of(tensors[name], LAYOUTS[layout])[-1], n1 if name.startswith("query") else n2
+        width = divide(last, heads) if layout in FOLDED else last
         if not isinstance(width, int) or width <= 0:
             return None
-        last[name] = width
-    n2 = _key_heads(tensors["key"], layout, last, n1)
-    if not isinstance(n2, int) or n2 <= 0 or n1 % n2:
-        return None
-    if layout not in FOLDED:
-        return (n1, n2), last
-    heads = {name: n1 if name.startswith("query") else n2 for name in last}
-    if any(size % heads[name] for name, size in last.items()):
-        return None
-    return (n1, n2), {name: size // heads[name] for name, size in last.items()}
-
-
-def _key_heads(key: TensorInfo, layout: str, widths: Mapping[str, int], n1: int) -> Dim:
-    """N2, which follows in BSH and SBH from the width of a head of query; None if it does not fit."""
-    if layout not in FOLDED:
-        return sizes_by_letter(key, layout)["N"]
-    return divide(widths["key"], widths["query"] // n1)
+        widths[name] = width
+    return (n1, n2), widths
 
 
 @dataclass(frozen=True)
