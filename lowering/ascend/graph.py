@@ -6,9 +6,10 @@ invalid file is invalid, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from fa_compiler.op_registry.node import Dim
 from fa_compiler.op_registry.spec import AttrValue
 
 UNKNOWN = -1
@@ -44,6 +45,11 @@ def known_sizes(shape: tuple[int, ...] | None) -> tuple[int | None, ...] | None:
     if shape is None:
         return None
     return tuple(None if size < 0 else size for size in shape)
+
+
+def ge_shape(sizes: Sequence[Dim] | None) -> tuple[int, ...] | None:
+    """The inverse: a shape with UNKNOWN for a size that is no number."""
+    return None if sizes is None else tuple(size if isinstance(size, int) else UNKNOWN for size in sizes)
 
 
 def absent(name: str) -> TensorDesc:
@@ -102,6 +108,11 @@ class Op:
     controls: list[str] = field(default_factory=list)
     subgraphs: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def sources(self) -> list[str]:
+        """The operators that must run before this one."""
+        return [*(source.op for source in self.inputs if source is not None), *self.controls]
+
 
 @dataclass
 class Graph:
@@ -113,6 +124,11 @@ class Graph:
     def of_type(self, op_type: str) -> Iterator[Op]:
         """The operators of a type, in order."""
         return (op for op in self.ops if op.type == op_type)
+
+    @property
+    def subgraphs(self) -> list[str]:
+        """The names of the graphs that its operators have."""
+        return [name for op in self.ops for name in op.subgraphs.values()]
 
 
 @dataclass

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper
+from onnx import AttributeProto, helper
 
 from fa_compiler.lowering.onnx_file.bodies import CAST_LIKE, OLDEST_OPSET
 from fa_compiler.lowering.onnx_file.writer import FunctionWriter, reference
-from fa_compiler.op_registry import DOMAIN, get
+from fa_compiler.op_registry import get
 
 AXES_AS_INPUT = 18
 """The first opset in which ReduceMean has its axes as an input, and Split its number of outputs as an attribute."""
@@ -44,15 +44,8 @@ def bodies_of(op_types: Iterable[str], opset: int) -> list[onnx.FunctionProto]:
 def _body(op_type: str, opset: int) -> onnx.FunctionProto:
     spec, writer = get(op_type), _Writer(opset=opset)
     _WRITERS[op_type](writer)
-    return helper.make_function(
-        DOMAIN,
-        op_type,
-        spec.input_names,
-        [_OUTPUTS.get((op_type, name), name) for name in spec.output_names],
-        writer.nodes,
-        [helper.make_opsetid("", opset)],
-        attributes=spec.attr_names,
-    )
+    outputs = [_OUTPUTS.get((op_type, name), name) for name in spec.output_names]
+    return writer.function(op_type, opset, spec.attr_names, outputs, spec.input_names)
 
 
 @dataclass
@@ -74,7 +67,7 @@ class _Writer(FunctionWriter):
         if self.opset >= AXES_AS_INPUT:
             node.attribute.append(helper.make_attribute("num_outputs", 2))
         last = helper.make_attribute("axis", -1)
-        node.attribute.append(reference("axis", axis, onnx.AttributeProto.INT) if axis else last)
+        node.attribute.append(reference("axis", axis, AttributeProto.INT) if axis else last)
         self.nodes.append(node)
         return parts
 
@@ -84,20 +77,9 @@ class _Writer(FunctionWriter):
         even, odd = (self.op("Slice", name, self.ints(first), end, last, two) for first in (0, 1))
         return even, odd
 
-    def integer(self, name: str) -> str:
-        """The value of an integer attribute of the function. Its node has the attribute's name."""
-        node = helper.make_node("Constant", [], [name])
-        node.attribute.append(reference("value_int", name, onnx.AttributeProto.INT))
-        self.nodes.append(node)
-        return name
-
     def flag(self, name: str) -> str:
         """Whether an integer attribute of the function is not 0, as a boolean scalar."""
-        return self.op("Cast", self.integer(name), to=onnx.TensorProto.BOOL)
-
-    def scalar(self, value: int) -> str:
-        """An int64 scalar."""
-        return self.constant(np.array(value, np.int64))
+        return self.op("Cast", self.attribute(name, AttributeProto.INT), to=onnx.TensorProto.BOOL)
 
     def reciprocal(self, x: str, out: str) -> str:
         """1 / sqrt(mean(x^2) + epsilon) along the last axis, which stays."""
@@ -117,13 +99,6 @@ class _Writer(FunctionWriter):
         curve = self.op("Tanh", self.op("Mul", inner, self.number(sqrt(2 / pi))))
         share = self.op("Where", tanh, curve, self.op("Erf", self.op("Mul", x, self.number(sqrt(0.5)))))
         return self.op("Mul", self.op("Mul", x, self.number(0.5)), self.op("Add", share, self.number(1.0)))
-
-    def text(self, name: str) -> str:
-        """The value of a text attribute of the function. Its node has the attribute's name."""
-        node = helper.make_node("Constant", [], [name])
-        node.attribute.append(reference("value_string", name, onnx.AttributeProto.STRING))
-        self.nodes.append(node)
-        return name
 
     def layer_norm(self, x: str, first: str) -> None:
         """LayerNorm of rows of float32 with gamma and beta, in the type of an input."""
@@ -173,7 +148,7 @@ def _ge_glu(writer: _Writer) -> None:
 
 def _gelu(writer: _Writer) -> None:
     """TfIdfVectorizer counts how often its input is the word: in opset 13 no other operator compares texts."""
-    word = writer.op("Reshape", writer.text("approximate"), writer.ints(1))
+    word = writer.op("Reshape", writer.attribute("approximate", AttributeProto.STRING), writer.ints(1))
     counted = {"max_gram_length": 1, "min_gram_length": 1, "max_skip_count": 0, "ngram_counts": [0]}
     attrs: dict[str, Any] = {**counted, "mode": "TF", "ngram_indexes": [0], "pool_strings": [b"tanh"]}
     count = writer.op("TfIdfVectorizer", word, **attrs)
@@ -197,7 +172,7 @@ def _rotary(writer: _Writer) -> None:
     """Each operation is rounded to the type of x, as on A2 and A3 in float32 and float16. The mode says what a pair
     is."""
     even, odd = writer.pairs("x")
-    mode = writer.integer("mode")
+    mode = writer.attribute("mode", AttributeProto.INT)
     is_pair, is_sorted = (writer.op("Equal", mode, writer.scalar(number)) for number in (1, 3))
     x = writer.op("Where", is_sorted, writer.op("Concat", even, odd, axis=-1), "x")
     first, second = writer.halves(x, None)

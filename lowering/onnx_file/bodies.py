@@ -41,6 +41,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.lowering.onnx_file.magnitudes import TAME
 from fa_compiler.lowering.onnx_file.writer import FunctionWriter
-from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, get
+from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, full_attrs, get
 from fa_compiler.op_registry.geometry import (
     BATCH_AXIS,
     FOLDED,
@@ -57,8 +58,8 @@ from fa_compiler.op_registry.geometry import (
     SEQUENCE_AXIS,
     UNLIMITED,
     divide,
+    measure,
     shape_of,
-    sizes_by_letter,
 )
 from fa_compiler.op_registry.node import Dim
 
@@ -84,24 +85,9 @@ _INPUTS = {
     "sink",
     "actual_seq_kvlen",
 }
-_READ = {
-    "scale_value",
-    "head_num",
-    "input_layout",
-    "pre_tockens",
-    "next_tockens",
-    "sparse_mode",
-    "pse_type",
-    "cpu_empty_rows",
-    "cpu_nan_rows",
-    "cpu_mask_value",
-    "cpu_masked_bias",
-    "cpu_masked_values",
-    "cpu_mask_batch",
-    "cpu_softcap",
-}
-_IGNORED = {"inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"}
-"""Attributes that do not change the result of a call that has a body."""
+_UNREAD = {"scale_value", "keep_prob", "inner_precise", "seed", "offset", "out_dtype", "softmax_out_layout"}
+"""The attributes on which a body does not depend: the scale, which it takes from its node, and those that do not change
+the result of a call that has a body."""
 _TYPES = {"DT_FLOAT": TensorProto.FLOAT, "DT_FLOAT16": TensorProto.FLOAT16, "DT_BF16": TensorProto.BFLOAT16}
 _TO_BSND = {"BSND": (0, 1, 2, 3), "BNSD": (0, 2, 1, 3), "BSH": (0, 1, 2, 3), "SBH": (1, 0, 2, 3)}
 _FROM_BNSD = {"BSND": (0, 2, 1, 3), "BNSD": (0, 1, 2, 3), "BSH": (0, 2, 1, 3), "SBH": (2, 0, 1, 3)}
@@ -183,7 +169,8 @@ class BodyKey:
 
 
 def body_key(view: NodeView, opset: int, is_tame: bool = False, is_dequantised: bool = False) -> BodyKey | None:
-    """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body.
+    """What the body of a FlashAttentionScore depends on that only gives attention_out; None if it has no body. Raises
+    NodeError for attributes that the operator does not have.
 
     `opset` is that of the model. `is_tame` says that all operands are finite in every run, with scores below `TAME`,
     and `is_dequantised` that a DequantizeLinear makes one of them.
@@ -199,22 +186,14 @@ def body_of(key: BodyKey, name: str = FILE_OP) -> onnx.FunctionProto:
     call = key.call
     writer = _Writer(call=call)
     writer.write()
-    spec = get(GRAPH_OP)
-    last = max(spec.input_names.index(name) for name in call.inputs)
-    return helper.make_function(
-        FILE_DOMAIN,
-        name,
-        spec.input_names[: last + 1],
-        ["attention_out"],
-        writer.nodes,
-        [helper.make_opsetid("", call.opset)],
-        attributes=sorted(call.given),
+    return writer.function(
+        GRAPH_OP, call.opset, sorted(call.given), ["attention_out"], call.inputs, (FILE_DOMAIN, name)
     )
 
 
 def _call_of(view: NodeView, opset: int) -> _Call | None:
     tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
-    attrs = _attributes(view)
+    attrs = full_attrs(get(GRAPH_OP), view.attrs)
     layout, dtype = str(attrs["input_layout"]), _TYPES.get(tensors["query"].dtype)
     if opset < OLDEST_OPSET or dtype is None or layout not in BATCH_AXIS or not _INPUTS.issuperset(view.inputs):
         return None
@@ -224,7 +203,7 @@ def _call_of(view: NodeView, opset: int) -> _Call | None:
     if sizes is None:
         return None
     heads, widths = sizes
-    read = {name: value for name, value in attrs.items() if name in _READ - {"scale_value"}}
+    read = {name: value for name, value in attrs.items() if name not in _UNREAD}
     inputs = tuple(name for name in get(GRAPH_OP).input_names if name in tensors)
     given, excludes = tuple(sorted(view.attrs)), _mask_excludes(tensors, attrs)
     known = _known_sizes(tensors, layout, attrs)
@@ -306,17 +285,10 @@ def _are_one(sizes: Sequence[Dim]) -> bool:
     return sizes[0] is not None and len(set(sizes)) == 1
 
 
-def _attributes(view: NodeView) -> dict[str, Any]:
-    """Every attribute of the prototype and of the node, with texts as str."""
-    attrs = {entry.name: entry.value_if_absent for entry in get(GRAPH_OP).attrs} | dict(view.attrs)
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in attrs.items()}
-
-
 def _has_written_attributes(attrs: Mapping[str, Any]) -> bool:
     """Whether a body is written for calls with these attributes: without dropout, slopes and the modes of prefixes and
     packed sequences."""
-    known = attrs.keys() <= _READ | _IGNORED | {"keep_prob"}
-    return known and attrs["keep_prob"] == 1.0 and attrs["pse_type"] in (0, 1) and attrs["sparse_mode"] in range(5)
+    return attrs["keep_prob"] == 1.0 and attrs["pse_type"] in (0, 1) and attrs["sparse_mode"] in range(5)
 
 
 def _has_written_shapes(tensors: Mapping[str, TensorInfo], attrs: Mapping[str, Any]) -> bool:
@@ -352,32 +324,19 @@ def _hides_nothing(mask: TensorInfo) -> bool:
 
 def _sizes(tensors: dict[str, TensorInfo], layout: str, n1: int) -> tuple[tuple[int, int], dict[str, int]] | None:
     """(N1, N2) and the head size of each tensor; None if one is unknown before the model runs."""
-    if n1 <= 0:
+    n2 = measure(layout, n1, tensors["query"], tensors["key"], tensors["value"]).n2
+    if n1 <= 0 or not isinstance(n2, int) or n2 <= 0 or n1 % n2:
         return None
-    last: dict[str, int] = {}
+    widths: dict[str, int] = {}
     for name in ("query", "key", "value", "query_rope", "key_rope"):
         if name not in tensors:
             continue
-        width = shape_of(tensors[name], LAYOUTS[layout])[-1]
+        last, heads = shape_of(tensors[name], LAYOUTS[layout])[-1], n1 if name.startswith("query") else n2
+        width = divide(last, heads) if layout in FOLDED else last
         if not isinstance(width, int) or width <= 0:
             return None
-        last[name] = width
-    n2 = _key_heads(tensors["key"], layout, last, n1)
-    if not isinstance(n2, int) or n2 <= 0 or n1 % n2:
-        return None
-    if layout not in FOLDED:
-        return (n1, n2), last
-    heads = {name: n1 if name.startswith("query") else n2 for name in last}
-    if any(size % heads[name] for name, size in last.items()):
-        return None
-    return (n1, n2), {name: size // heads[name] for name, size in last.items()}
-
-
-def _key_heads(key: TensorInfo, layout: str, widths: Mapping[str, int], n1: int) -> Dim:
-    """N2, which follows in BSH and SBH from the width of a head of query; None if it does not fit."""
-    if layout not in FOLDED:
-        return sizes_by_letter(key, layout)["N"]
-    return divide(widths["key"], widths["query"] // n1)
+        widths[name] = width
+    return (n1, n2), widths
 
 
 @dataclass(frozen=True)
@@ -452,7 +411,7 @@ class _Writer(FunctionWriter):
         rule, nothing = self.call.attrs.get("cpu_empty_rows", ""), self.number(0.0)
         mask = self._shared_mask()
         if mask is None and not self._is_triangle():
-            mask = self._mask(self._lengths_of_operands(), self._batch_of_operands())
+            mask = self._mask(self._lengths_of_operands, self._batch_of_operands())
         empty = "" if mask is None else mask.empty
         if has_means := bool(empty) and rule == "mean":
             factor = self.op("Where", empty, nothing, self.number(1.0))
@@ -497,7 +456,7 @@ class _Writer(FunctionWriter):
         scores = self._scores(product, bias)
         first = self.call.attrs["pse_type"] == 1
         scaled_bias = self.op("Mul", bias, self.operands.scale) if bias is not None and first else bias
-        allowed = self._allowed(self._lengths(scores), batch) if mask is None else mask.allowed
+        allowed = self._allowed(partial(self._lengths, scores), batch) if mask is None else mask.allowed
         return self._attend(scores, scaled_bias, allowed)
 
     def plain(self, mask: _Mask | None) -> str:
@@ -508,7 +467,7 @@ class _Writer(FunctionWriter):
         scores = self._scores(product, None if is_one else bias)
         if self._is_triangle():
             return self._product_of_values(self.op("Add", scores, self._triangle(scores)))
-        mask = mask or self._mask(self._lengths(scores), batch)
+        mask = mask or self._mask(partial(self._lengths, scores), batch)
         if mask is not None:
             added = self.op("Add", bias, mask.added) if is_one and bias is not None else mask.added
             scores = self.op("Add", scores, added)
@@ -529,7 +488,7 @@ class _Writer(FunctionWriter):
         infinite = numpy_helper.from_array(np.array([-math.inf], np.float32))
         filled = self.op("ConstantOfShape", self._axes(scores, 2, _RANK), value=infinite)
         _, after = _bounds(self.call.attrs)
-        return self.op("Trilu", filled, self.constant(np.array(after + 1, np.int64)), upper=1)
+        return self.op("Trilu", filled, self.scalar(after + 1), upper=1)
 
     def _product(self) -> str:
         """The products of query and key. TransposeOptimizer of ONNX Runtime joins transposed keys with a Transpose in
@@ -581,7 +540,7 @@ class _Writer(FunctionWriter):
         has_band = _bounds(call.attrs) != (UNLIMITED, UNLIMITED)
         if not call.mask_excludes or repeated or (has_band and not call.known.mask_has_lengths):
             return None
-        return self._mask(self._lengths_of_mask(), None)
+        return self._mask(self._lengths_of_mask, None)
 
     def _may_be_plain(self) -> bool:
         """Whether masked keys have no part in the result: no scores, and no share of what a sink leaves to empty
@@ -749,7 +708,7 @@ class _Writer(FunctionWriter):
 
     def _empty_of_band(self, band: _Band) -> str:
         """The rows whose band has no key."""
-        zero, one = (self.constant(np.array(number, np.int32)) for number in (0, 1))
+        zero, one = (self.scalar(number, np.int32) for number in (0, 1))
         empty = []
         if band.first:
             empty.append(self.op("GreaterOrEqual", band.first, band.length))
@@ -760,32 +719,24 @@ class _Writer(FunctionWriter):
             empty.append(self.op("Less", band.last, band.first))
         return self._joined("Or", empty)
 
-    def _lengths(self, scores: str) -> Lengths:
-        """How the numbers of rows and keys follow from the scores."""
-        return lambda: self._as_int32(self.op("Shape", scores), 2, 3)
+    def _lengths(self, scores: str) -> tuple[str, str]:
+        """The numbers of rows and keys, from the scores."""
+        shape = self.op("Shape", scores)
+        return self._length(shape, 2), self._length(shape, 3)
 
-    def _lengths_of_operands(self) -> Lengths:
+    def _lengths_of_operands(self) -> tuple[str, str]:
         """The same from query and key."""
+        rows, keys = (self._length(self.op("Shape", name), 2) for name in (self.operands.query, self.operands.key))
+        return rows, keys
 
-        def length(name: str) -> str:
-            size = self.op("Gather", self.op("Shape", name), self.constant(np.array(2, np.int64)))
-            return self.op("Cast", size, to=TensorProto.INT32)
-
-        return lambda: (length(self.operands.query), length(self.operands.key))
-
-    def _lengths_of_mask(self) -> Lengths:
+    def _lengths_of_mask(self) -> tuple[str, str]:
         """The same from the mask, whose last size is both."""
-        return lambda: self._as_int32(self.op("Shape", "atten_mask"), -1, -1)
+        length = self._length(self.op("Shape", "atten_mask"), -1)
+        return length, length
 
-    def _as_int32(self, shape: str, rows: int, keys: int) -> tuple[str, str]:
+    def _length(self, shape: str, axis: int) -> str:
         """Positions are int32, which ONNX Runtime compares twice as fast as int64. No length comes near its limit."""
-        found = {
-            axis: self.op(
-                "Cast", self.op("Gather", shape, self.constant(np.array(axis, np.int64))), to=TensorProto.INT32
-            )
-            for axis in dict.fromkeys((rows, keys))
-        }
-        return found[rows], found[keys]
+        return self.op("Cast", self.op("Gather", shape, self.scalar(axis)), to=TensorProto.INT32)
 
     def _allowed(self, lengths: Lengths, batch: str | None) -> _Allowed | None:
         """The allowed keys, as far as they broadcast to the scores; None without a mask. With `batch` the mask is
@@ -810,13 +761,13 @@ class _Writer(FunctionWriter):
         if not has_first and not has_last:
             return _Band()
         rows, keys = lengths()
-        zero, one = (self.constant(np.array(number, np.int32)) for number in (0, 1))
+        zero, one = (self.scalar(number, np.int32) for number in (0, 1))
         row = self.op("Unsqueeze", self.op("Range", zero, rows, one), self.ints(1))
         if mode in (3, 4):
             row = self.op("Add", row, self.op("Sub", keys, rows))
         key = self.op("Range", zero, keys, one)
-        first = self.op("Sub", row, self.constant(_step(before))) if has_first else ""
-        last = self.op("Add", row, self.constant(_step(after))) if has_last else ""
+        first = self.op("Sub", row, self.scalar(_step(before), np.int32)) if has_first else ""
+        last = self.op("Add", row, self.scalar(_step(after), np.int32)) if has_last else ""
         allowed = [self.op("GreaterOrEqual", key, first)] if has_first else []
         allowed += [self.op("LessOrEqual", key, last)] if has_last else []
         return _Band(keys, first, last, tuple(allowed))
@@ -893,9 +844,9 @@ class _Writer(FunctionWriter):
             self.op("Cast", out, out="attention_out", to=call.dtype)
 
 
-def _step(tokens: int) -> np.ndarray:
+def _step(tokens: int) -> int:
     """The distance of a bound from the diagonal; a distance behind every key stays one."""
-    return np.array(max(-_FAR, min(tokens, _FAR)), np.int32)
+    return max(-_FAR, min(tokens, _FAR))
 
 
 def _graph(name: str, nodes: Sequence[onnx.NodeProto], output: str) -> onnx.GraphProto:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
@@ -43,12 +42,7 @@ def delta_bodies(nodes: Iterable[onnx.NodeProto], opset: int) -> list[onnx.Funct
 def _body(op_type: str, inputs: tuple[str, ...], opset: int) -> onnx.FunctionProto:
     writer = _Body(op_type=op_type, inputs=inputs)
     writer.write()
-    names = get(op_type).input_names
-    last = max(names.index(name) for name in inputs)
-    imports = [helper.make_opsetid("", opset)]
-    return helper.make_function(
-        DOMAIN, op_type, names[: last + 1], RESULTS, writer.nodes, imports, attributes=["scale_value"]
-    )
+    return writer.function(op_type, opset, ["scale_value"], RESULTS, inputs)
 
 
 @dataclass
@@ -100,7 +94,7 @@ class _Body(FunctionWriter):
     def sequences(self, tokens: str) -> tuple[str, str]:
         """For each token the number of its sequence, and the first token of that."""
         lengths = self.long("actual_seq_lengths")
-        ends = self.op("CumSum", lengths, self.constant(np.array(0, np.int64)))
+        ends = self.op("CumSum", lengths, self.scalar(0))
         place = self.op("Unsqueeze", self.places(tokens), self.ints(1))
         behind = self.op("Cast", self.op("GreaterOrEqual", place, ends), to=TensorProto.INT64)
         sequence = self.op("ReduceSum", behind, self.ints(1), keepdims=0)
@@ -108,13 +102,13 @@ class _Body(FunctionWriter):
 
     def places(self, tokens: str) -> str:
         """The numbers of the tokens."""
-        zero, one = (self.constant(np.array(number, np.int64)) for number in (0, 1))
+        zero, one = self.scalar(0), self.scalar(1)
         return self.op("Range", zero, self.op("Squeeze", tokens, self.ints(0)), one)
 
     def blocks(self, tokens: str) -> tuple[str, str]:
         """For each token the block that it reads, and the one that it writes."""
         sequence, first = self.sequences(tokens)
-        place, one = self.places(tokens), self.constant(np.array(1, np.int64))
+        place, one = self.places(tokens), self.scalar(1)
         start = first
         if "num_accepted_tokens" in self.inputs:
             accepted = self.op("Gather", self.long("num_accepted_tokens"), sequence)

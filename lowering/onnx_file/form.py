@@ -115,7 +115,7 @@ def finish_proto(proto: onnx.ModelProto, functions: Sequence[onnx.FunctionProto]
     domains = {opset.domain for opset in proto.opset_import}
     if domains.isdisjoint(DOMAINS):
         return
-    nodes = list(_nodes(proto.graph))
+    nodes = list(_each(proto.graph.node))
     _describe(proto, _is_complete(((node.domain, node.op_type) for node in nodes), functions))
     for node in nodes:
         if _is_of_file(node.domain, node.op_type) and len(node.output) > 1:
@@ -195,7 +195,7 @@ def to_graph_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
         return proto
     result = onnx.ModelProto()
     result.CopyFrom(proto)
-    for node in _nodes(result.graph):
+    for node in _each(result.graph.node):
         if _is_of_file(node.domain, node.op_type) and len(node.output) == 1:
             node.domain, node.op_type = DOMAIN, GRAPH_OP
             (output,) = node.output
@@ -272,10 +272,6 @@ def _name_by_body(nodes: Sequence[ir.Node], keys: Sequence[BodyKey]) -> list[onn
     for node, key in zip(nodes, keys, strict=True):
         node.op_type = names[key]
     return [body_of(key, name) for key, name in names.items()]
-
-
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
-    return _each(graph.node)
 
 
 def _each(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

@@ -15,8 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from fa_compiler.lowering.onnx_file.writer import FunctionWriter
-from fa_compiler.op_registry import DOMAIN, NodeView, TensorInfo, get
-from fa_compiler.op_registry.attributes import full_attrs
+from fa_compiler.op_registry import NodeView, TensorInfo, full_attrs, get
 from fa_compiler.op_registry.geometry import shape_of
 from fa_compiler.op_registry.ops.flash_linear_attention import LOW_RANK
 
@@ -44,7 +43,7 @@ def linear_key(view: NodeView, opset: int) -> LinearKey | None:
     tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
     if writer is None or opset < OLDEST_OPSET or "cu_seqlens" in tensors:
         return None
-    attrs = {name: _text(value) for name, value in full_attrs(get(view.op_type), view.attrs).items()}
+    attrs = full_attrs(get(view.op_type), view.attrs)
     widths = writer.widths(tensors)
     if not all(isinstance(width, int) and width > 0 for width in widths):
         return None
@@ -54,23 +53,9 @@ def linear_key(view: NodeView, opset: int) -> LinearKey | None:
 
 def linear_body(key: LinearKey) -> onnx.FunctionProto:
     """The body, as a function of the operator's name and domain. It has all inputs up to the last one of the node."""
-    spec = get(key.op_type)
     writer = _WRITERS[key.op_type](key=key)
     writer.write()
-    last = max(spec.input_names.index(name) for name in key.inputs)
-    return helper.make_function(
-        DOMAIN,
-        key.op_type,
-        spec.input_names[: last + 1],
-        spec.output_names,
-        writer.nodes,
-        [helper.make_opsetid("", key.opset)],
-        attributes=list(key.given),
-    )
-
-
-def _text(value: Any) -> Any:
-    return value.decode() if isinstance(value, bytes) else value
+    return writer.function(key.op_type, key.opset, key.given, get(key.op_type).output_names, key.inputs)
 
 
 @dataclass

@@ -140,17 +140,12 @@ class Magnitudes(Bounds):
         rounded = self._rounded(bound, self.info.dtype(value))
         return rounded if rounded is not None and all(map(math.isfinite, rounded.unless_nan)) else None
 
-    def _numbers(self, tensor: ir.TensorProtocol) -> np.ndarray | None:
-        """The content of a tensor; None where it is not read, or not of numbers."""
-        if tensor.dtype in _NO_NUMBERS or tensor.size > MOST_WEIGHTS or is_of_other_file(tensor):
+    def _numbers(self, tensor: ir.TensorProtocol | None) -> np.ndarray | None:
+        """The content of a tensor; None where there is none, where it is not read, or not of numbers."""
+        if tensor is None or tensor.dtype in _NO_NUMBERS or tensor.size > MOST_WEIGHTS or is_of_other_file(tensor):
             return None
         array = unheld(tensor).numpy()
         return array if array.dtype.kind in "fiub" else array.astype(np.float32)
-
-    def _weight(self, value: ir.Value | None) -> np.ndarray | None:
-        """The content of a weight; None for what is computed."""
-        tensor = constant_tensor(value)
-        return None if tensor is None else self._numbers(tensor)
 
     def _size(self, value: ir.Value | None, axis: int) -> int | None:
         shape = None if value is None else self.info.shape(value)
@@ -199,7 +194,7 @@ class Magnitudes(Bounds):
     def _of_weight(self, value: ir.Value | None, weight: ir.Value | None, by_rows: bool) -> float | None:
         """The largest sum of products with a weight, of whose columns or rows each is one factor; None where there is
         no weight."""
-        array = self._weight(weight)
+        array = self._numbers(constant_tensor(weight))
         if array is None or array.ndim < 2 or array.shape[-1 if by_rows else -2] > LONGEST:
             return None
         sums = np.abs(array).sum(axis=-1 if by_rows else -2, dtype=np.float64)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import AttributeProto, TensorProto, helper, numpy_helper
+
+from fa_compiler.op_registry import DOMAIN, get
 
 
 @dataclass
@@ -42,6 +45,10 @@ class FunctionWriter:
         """A list of int64."""
         return self.constant(np.array(values, np.int64))
 
+    def scalar(self, value: int, dtype: type = np.int64) -> str:
+        """An integer scalar."""
+        return self.constant(np.array(value, dtype))
+
     def constant(self, array: np.ndarray) -> str:
         """A tensor of these numbers."""
         tensor = numpy_helper.from_array(array)
@@ -50,10 +57,11 @@ class FunctionWriter:
             self._constants[key] = self.op("Constant", value=tensor)
         return self._constants[key]
 
-    def attribute(self, name: str) -> str:
-        """The value of a float attribute of the function. Its node has the attribute's name."""
+    def attribute(self, name: str, kind: AttributeProto.AttributeType = AttributeProto.FLOAT) -> str:
+        """The value of an attribute of the function, which is a number or a text. Its node has the attribute's name."""
         node = helper.make_node("Constant", [], [name])
-        node.attribute.append(reference("value_float", name, onnx.AttributeProto.FLOAT))
+        word = AttributeProto.AttributeType.Name(kind).lower()
+        node.attribute.append(reference(f"value_{word}", name, kind))
         self.nodes.append(node)
         return name
 
@@ -62,8 +70,24 @@ class FunctionWriter:
         self.names[stem] = self.names.get(stem, self.offset) + 1
         return f"{stem}_{self.names[stem]}"
 
+    def function(
+        self,
+        op_type: str,
+        opset: int,
+        attributes: Sequence[str],
+        outputs: Sequence[str],
+        given: Sequence[str],
+        key: tuple[str, str] | None = None,
+    ) -> onnx.FunctionProto:
+        """The nodes as the function of an operator of the registry. It has the inputs up to the last one that is given,
+        and the domain and name of the operator, or those of the key."""
+        names, imports = get(op_type).input_names, [helper.make_opsetid("", opset)]
+        inputs = names[: max(map(names.index, given)) + 1]
+        domain, name = key or (DOMAIN, op_type)
+        return helper.make_function(domain, name, inputs, outputs, self.nodes, imports, attributes=attributes)
 
-def reference(name: str, source: str, kind: onnx.AttributeProto.AttributeType) -> onnx.AttributeProto:
+
+def reference(name: str, source: str, kind: AttributeProto.AttributeType) -> AttributeProto:
     """An attribute of a node in a function, whose value is that of an attribute of the function."""
     attribute = helper.make_attribute_ref(name, kind)
     attribute.ref_attr_name = source

@@ -6,7 +6,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +25,6 @@ from fa_compiler.op_registry import (
     Kind,
     NodeError,
     OpSpec,
-    OutputSpec,
     TensorInfo,
     as_arrays,
     bind_inputs,
@@ -35,7 +34,6 @@ from fa_compiler.op_registry import (
     get,
     has_kernel,
     infer,
-    operator,
     place_inputs,
     refusal,
 )
@@ -46,9 +44,6 @@ Array = npt.NDArray[Any]
 # An opset of ONNX that every supported ONNX Runtime has. The model has no ONNX nodes, so its number does not matter.
 _ONNX_OPSET = 17
 _IR_VERSION = 8
-
-# Outputs that have the type of another input than the first one: the gradient of the weights, and states.
-_TYPE_OF = {"d_weight": "weight", "final_state": "initial_state", "state": "state"}
 
 # The environment variables that change the arithmetic of a kernel.
 _KERNEL_SETTINGS = ("FA_COMPILER_ISA", "FA_COMPILER_FLOAT32_PRODUCTS")
@@ -170,7 +165,7 @@ def requested(
         spec.output(name)
     placed = place_inputs(spec, arrays)
     types = tuple(None if array is None else _element_type(spec, array) for array in placed)
-    _check_type_of_lists(spec.name, arrays)
+    _check_type_of_lists(spec, arrays)
     return Request(spec.name, cann, tuple({**attributes, **count_attrs(spec, arrays)}.items()), types, wanted), placed
 
 
@@ -195,7 +190,7 @@ def _input_names(spec: OpSpec, attributes: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _check_type_of_lists(op_type: str, inputs: Mapping[str, Any]) -> None:
+def _check_type_of_lists(spec: OpSpec, inputs: Mapping[str, Any]) -> None:
     """Raise KernelError for an int8 result with a list of keys.
 
     ONNX Runtime infers the type of a result from the position of quant_scale2, and a list of keys moves this input (see
@@ -203,9 +198,9 @@ def _check_type_of_lists(op_type: str, inputs: Mapping[str, Any]) -> None:
     """
     keys = inputs.get("key")
     count = len(keys) if isinstance(keys, list | tuple) else 1
-    if op_type == "IncreFlashAttention" and count > 1 and inputs.get("quant_scale2") is not None:
+    if count > 1 and inputs.get("quant_scale2") is not None:
         raise KernelError(
-            f"{op_type}: input quant_scale2 is given beside a list of {count} keys, expected one key and one value. "
+            f"{spec.name}: input quant_scale2 is given beside a list of {count} keys, expected one key and one value. "
             "ONNX Runtime cannot infer that the result of a list is int8: leave out quant_scale2, quantise the result"
         )
 
@@ -249,7 +244,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     """A session with a node for each request. The names of its inputs and outputs begin with the request's key."""
     nodes, inputs, results = [], [], []
     for prefix, request in requests.items():
-        spec, attributes = request.spec, request.attributes
+        spec, attributes, types = request.spec, request.attributes, _output_types(request)
         output_names = [
             prefix + _result_name(spec, entry.name) if entry.name in request.wanted else "" for entry in spec.outputs
         ]
@@ -267,9 +262,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
         nodes.append(node)
         inputs += [helper.make_tensor_value_info(prefix + name, dtype, None) for name, dtype in given if dtype]
         results += [
-            helper.make_tensor_value_info(
-                prefix + _result_name(spec, entry.name), _output_type(spec, entry, request.types, attributes), None
-            )
+            helper.make_tensor_value_info(prefix + _result_name(spec, entry.name), types[entry.name], None)
             for entry in spec.outputs
             if entry.name in request.wanted
         ]
@@ -288,36 +281,18 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     return OwnSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _output_type(
-    spec: OpSpec, entry: OutputSpec, types: tuple[int | None, ...], attributes: tuple[tuple[str, Any], ...]
-) -> int:
-    """The type of an output.
-
-    An output with a single possible type has that type. Those of `_TYPE_OF` have the type of an input that may differ
-    from the query's. All other outputs have the query's type. Where the record itself gives the combinations of types,
-    as with lists among the inputs, the registry infers the type.
-    """
-    kernel = operator(spec.name).kernel
-    if kernel is not None and kernel.type_rows is not None:
-        return _inferred_type(spec, entry, types, attributes)
-    source = _TYPE_OF.get(entry.name, spec.inputs[0].name)
-    position = spec.input_names.index(source) if source in spec.input_names else 0
-    only = dtypes.to_onnx(entry.dtypes[0]) if len(entry.dtypes) == 1 else None
-    return only or types[position] or TensorProto.FLOAT
-
-
-def _inferred_type(
-    spec: OpSpec, entry: OutputSpec, types: tuple[int | None, ...], attributes: tuple[tuple[str, Any], ...]
-) -> int:
-    """The type of an output that the registry infers. Raises KernelError for lists beside quant_scale2."""
-    infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in types]
-    given = {name: info for name, info in bind_inputs(spec, infos, dict(attributes)).items() if info}
-    own = {name: value for name, value in attributes if name in spec.attr_names}
-    listed = any(isinstance(info, list) and len(info) > 1 for info in given.values())
-    if "quant_scale2" in given and listed:
-        what = "is given with a list of tensors, expected one tensor of keys: the result's type cannot be inferred"
-        raise KernelError(f"{spec.name}: quant_scale2 {what}")
-    return dtypes.to_onnx(infer(spec.name, given, own)[entry.name].dtype) or TensorProto.FLOAT
+def _output_types(request: Request) -> dict[str, int]:
+    """The types of the outputs, as the registry infers them. An output that it does not infer, as those of a call that
+    it refuses, has its only type, or that of the first input."""
+    spec, attributes = request.spec, dict(request.attributes)
+    infos = [None if dtype is None else TensorInfo(dtypes.from_onnx(dtype) or "") for dtype in request.types]
+    given = {name: info for name, info in bind_inputs(spec, infos, attributes).items() if info}
+    own = {name: value for name, value in attributes.items() if name in spec.attr_names}
+    types = {entry.name: entry.dtypes[0] if len(entry.dtypes) == 1 else "" for entry in spec.outputs}
+    with suppress(NodeError):
+        types |= {name: info.dtype for name, info in infer(spec.name, given, own, request.cann).items()}
+    first = request.types[0] or TensorProto.FLOAT
+    return {name: (dtypes.to_onnx(dtype) or first) if dtype else first for name, dtype in types.items()}
 
 
 def _without_padding_mask(op_type: str, cann: str | None, inputs: Mapping[str, Any]) -> Mapping[str, Any]:

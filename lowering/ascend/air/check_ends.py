@@ -9,6 +9,7 @@ from fa_compiler.lowering.ascend.air.decode import layout_of, split_edge
 from fa_compiler.lowering.ascend.air.schema import Proto
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
+from fa_compiler.passes.ir.nodes import reached
 
 SUBGRAPH = Rule("subgraph", Severity.REJECTED, "write the graph, under exactly that name")
 SUBGRAPH_LOST = Rule("subgraph-lost", Severity.WRONG, "write the graph, under exactly that name")
@@ -72,9 +73,9 @@ def _subgraphs(model: Proto) -> Iterator[FileDiagnostic]:
     for name, count in uses.items():
         if count > 1:
             yield SHARED(name, f"the graph is the subgraph of {count} operators")
-    reached = _reached(model)
+    used = _reached(model)
     for graph in model.graph[1:]:
-        if graph.name not in reached:
+        if graph.name not in used:
             yield UNREACHABLE(graph.name, "no operator has this graph as a subgraph")
     if uses[root]:
         yield SHARED(root, "the root graph is the subgraph of an operator")
@@ -82,15 +83,8 @@ def _subgraphs(model: Proto) -> Iterator[FileDiagnostic]:
 
 def _reached(model: Proto) -> set[str]:
     """The names of the root graph and of the graphs in it."""
-    graphs = {graph.name: graph for graph in model.graph}
-    reached: set[str] = set()
-    ahead = [model.graph[0].name]
-    while ahead:
-        name = ahead.pop()
-        if name in graphs and name not in reached:
-            reached.add(name)
-            ahead += [inner for op in graphs[name].op for inner in op.subgraph_name]
-    return reached
+    inner = {graph.name: [name for op in graph.op for name in op.subgraph_name] for graph in model.graph}
+    return set(reached([model.graph[0].name], lambda name: inner.get(name, ())))
 
 
 def _data(op: Proto) -> Iterator[FileDiagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fa_compiler.lowering.ascend.air.decode import META
-from fa_compiler.lowering.ascend.air.schema import ListValue, Proto
+from fa_compiler.lowering.ascend.air.schema import LISTS, ListValue, Proto
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 
 MISSING = Rule("name-map", Severity.WRONG, "write _{side}_name_key and _{side}_name_value")
@@ -20,18 +20,7 @@ EXPRESSION = Rule("expression-attr", Severity.REJECTED, "write the attribute as 
 UNKNOWN_KIND = Rule("list-kind-unknown", Severity.REJECTED, "set val_type to one of GE's kinds of list")
 GRAPH_NAME = Rule("empty-graph-name", Severity.NOTE, "give it a name")
 
-_FIELDS = {
-    ListValue.VT_LIST_STRING: "s",
-    ListValue.VT_LIST_INT: "i",
-    ListValue.VT_LIST_FLOAT: "f",
-    ListValue.VT_LIST_BOOL: "b",
-    ListValue.VT_LIST_BYTES: "bt",
-    ListValue.VT_LIST_TENSOR_DESC: "td",
-    ListValue.VT_LIST_TENSOR: "t",
-    ListValue.VT_LIST_GRAPH: "g",
-    ListValue.VT_LIST_NAMED_ATTRS: "na",
-    ListValue.VT_LIST_DATA_TYPE: "dt",
-}
+_FIELDS = {kind: field for kind, (field, _) in LISTS.items()}
 
 
 def rejections(model: Proto) -> Iterator[FileDiagnostic]:

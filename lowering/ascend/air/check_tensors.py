@@ -28,7 +28,7 @@ WEIGHT_LENGTH = Rule("weight-length", Severity.LATER, "restore the file, or writ
 WEIGHT_PLACE = Rule("weight-place", Severity.REJECTED, "use a relative path without '..'")
 
 _TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
-_LAYOUTS = frozenset(("", "RESERVED", "FORMAT_RESERVED", "NC1HWC0_C04", "FRACTAL_Z_3D", "NDC1HWC0", *FORMATS.values()))
+LAYOUTS = frozenset(("", "RESERVED", "FORMAT_RESERVED", "NC1HWC0_C04", "FRACTAL_Z_3D", "NDC1HWC0", *FORMATS.values()))
 
 
 def check(graph: Proto, folder: Path | None) -> Iterator[FileDiagnostic]:
@@ -46,7 +46,7 @@ def _desc(node: str, desc: Proto) -> Iterator[FileDiagnostic]:
         yield DIMS(node, f"{tensor} has the shape {dims}")
     if desc.dtype not in _TYPES:
         yield TYPE(node, f"{tensor} has type number {desc.dtype}, which GE does not have")
-    if desc.layout not in _LAYOUTS:
+    if desc.layout not in LAYOUTS:
         yield LAYOUT(node, f"{tensor} has the layout {desc.layout!r}, which GE may not know")
     if "format_for_int" in desc.attr and not _is_same_layout(desc):
         text = f"has the layout {desc.layout!r} and format_for_int {desc.attr['format_for_int'].i}"

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from fa_compiler.lowering.ascend.air.schema import ListValue, Proto, TensorDescriptor
+from fa_compiler.lowering.ascend.air.schema import LISTS, Proto, TensorDescriptor
 from fa_compiler.lowering.ascend.air.slots import slot_names
 from fa_compiler.lowering.ascend.diagnostic import AirError
 from fa_compiler.lowering.ascend.dtypes import attr_name
@@ -35,20 +35,8 @@ OUTPUT_NODE = "Node_Output"
 
 _TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
 _SCALARS = {"i": "Int", "f": "Float", "b": "Bool"}
-_LISTS = {
-    ListValue.VT_LIST_STRING: ("s", "ListString"),
-    ListValue.VT_LIST_INT: ("i", "ListInt"),
-    ListValue.VT_LIST_FLOAT: ("f", "ListFloat"),
-    ListValue.VT_LIST_BOOL: ("b", "ListBool"),
-    ListValue.VT_LIST_DATA_TYPE: ("dt", "ListType"),
-}
-_OTHER_LISTS = {
-    ListValue.VT_LIST_BYTES: "ListBytes",
-    ListValue.VT_LIST_TENSOR_DESC: "ListTensorDesc",
-    ListValue.VT_LIST_TENSOR: "ListTensor",
-    ListValue.VT_LIST_GRAPH: "ListGraph",
-    ListValue.VT_LIST_NAMED_ATTRS: "ListNamedAttrs",
-}
+_READ_LISTS = ("s", "i", "f", "b", "dt")
+"""The fields of the lists that are read; the others are copied."""
 _OTHERS = {"bt": "Bytes", "func": "NamedAttrs", "td": "TensorDesc", "g": "Graph", "expression": "Expression"}
 
 
@@ -226,11 +214,11 @@ def _attr(proto: Proto) -> Attr | None:
 
 def _list(proto: Proto) -> Attr | None:
     kind = proto.list.val_type
-    if kind in _OTHER_LISTS:
-        return Attr(_OTHER_LISTS[kind], Opaque(proto.SerializeToString()))
-    if kind not in _LISTS:
+    if kind not in LISTS:
         return None
-    field, name = _LISTS[kind]
+    field, name = LISTS[kind]
+    if field not in _READ_LISTS:
+        return Attr(name, Opaque(proto.SerializeToString()))
     values = list(getattr(proto.list, field))
     if name == "ListString":
         values = [_text(value) for value in values]

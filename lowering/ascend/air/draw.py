@@ -33,8 +33,7 @@ def _label(op: Op) -> tuple[str, str]:
 def _edges(graph: Graph) -> Iterator[tuple[str, str]]:
     drawn = {op.name for op in _drawn(graph)}
     for op in _drawn(graph):
-        sources = [source.op for source in op.inputs if source is not None]
-        for source in dict.fromkeys([*sources, *op.controls]):
+        for source in dict.fromkeys(op.sources):
             if source in drawn:
                 yield source, op.name
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fa_compiler.lowering.ascend.air.schema import AttrDef, ListValue, ModelDef, Proto, TensorDescriptor
+from fa_compiler.lowering.ascend.air.schema import LISTS, AttrDef, ModelDef, Proto, TensorDescriptor
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX, first_passed, slot_names
 from fa_compiler.lowering.ascend.diagnostic import AirError
 from fa_compiler.lowering.ascend.dtypes import attr_number
@@ -118,7 +118,8 @@ def _attr(proto: Proto, attr: Attr, places: Places) -> None:
 
 
 def _set_list(proto: Proto, kind: str, values: object) -> None:
-    field, convert, number = _LISTS[kind]
+    field, number = _LISTS[kind]
+    _, convert = _SCALARS[kind.removeprefix("List")]
     if isinstance(values, str):
         raise TypeError("a string is not a list")
     getattr(proto.list, field).extend(convert(value) for value in values)  # type: ignore[attr-defined]
@@ -163,10 +164,4 @@ _SCALARS: dict[str, tuple[str, Callable[[object], object]]] = {
     "String": ("s", _bytes),
     "Type": ("dt", _type),
 }
-_LISTS: dict[str, tuple[str, Callable[[object], object], int]] = {
-    "ListString": ("s", _bytes, ListValue.VT_LIST_STRING),
-    "ListInt": ("i", _exactly(int), ListValue.VT_LIST_INT),
-    "ListFloat": ("f", _float, ListValue.VT_LIST_FLOAT),
-    "ListBool": ("b", _exactly(bool), ListValue.VT_LIST_BOOL),
-    "ListType": ("dt", _type, ListValue.VT_LIST_DATA_TYPE),
-}
+_LISTS = {name: (field, number) for number, (field, name) in LISTS.items()}

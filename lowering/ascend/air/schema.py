@@ -33,3 +33,16 @@ AttrDef = _MESSAGES["AttrDef"]
 TensorDef = _MESSAGES["TensorDef"]
 TensorDescriptor = _MESSAGES["TensorDescriptor"]
 ListValue = AttrDef.ListValue
+LISTS = {
+    ListValue.VT_LIST_STRING: ("s", "ListString"),
+    ListValue.VT_LIST_INT: ("i", "ListInt"),
+    ListValue.VT_LIST_FLOAT: ("f", "ListFloat"),
+    ListValue.VT_LIST_BOOL: ("b", "ListBool"),
+    ListValue.VT_LIST_BYTES: ("bt", "ListBytes"),
+    ListValue.VT_LIST_TENSOR_DESC: ("td", "ListTensorDesc"),
+    ListValue.VT_LIST_TENSOR: ("t", "ListTensor"),
+    ListValue.VT_LIST_GRAPH: ("g", "ListGraph"),
+    ListValue.VT_LIST_NAMED_ATTRS: ("na", "ListNamedAttrs"),
+    ListValue.VT_LIST_DATA_TYPE: ("dt", "ListType"),
+}
+"""For each kind of list: the field that holds it, and its name among the types of attributes."""

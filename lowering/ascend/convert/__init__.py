@@ -1,6 +1,7 @@
 """Conversions between ONNX and GE: `to_ge` by the tables in `forward`, and `from_ge` by those in `backward`.
 
-The tables of the two directions were written independently, so a round trip tests both.
+The tables of the two directions were written independently, so a round trip tests both. Only the operators that have
+one name in ONNX and GE stand in a common list (`same.py`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -44,11 +44,16 @@ class Tensor(Type):
     value: np.ndarray[Any, Any] | None = field(default=None, compare=False, repr=False)
 
     @property
-    def rank(self) -> int:
-        """The rank. Raises CannotMapError if it is unknown."""
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes. Raises CannotMapError if the rank is unknown."""
         if self.shape is None:
             raise CannotMapError("the rank of an input is not known", "declare the shapes of the model's inputs")
-        return len(self.shape)
+        return self.shape
+
+    @property
+    def rank(self) -> int:
+        """The rank. Raises CannotMapError if it is unknown."""
+        return len(self.sizes)
 
     def size(self, axis: int) -> int:
         """The size of an axis, -1 if it is dynamic or the rank unknown."""
@@ -95,27 +100,13 @@ class Emitter:
         self.stem = ""
         self._constants: dict[tuple[str, Shape, bytes], Tensor] = {}
 
-    @overload
-    def op(
-        self, op_type: str, *inputs: Input, out: Type, layouts: Mapping[str, str] | None = None, **attrs: Any
-    ) -> Tensor: ...
-    @overload
-    def op(
-        self,
-        op_type: str,
-        *inputs: Input,
-        out: Sequence[Type],
-        layouts: Mapping[str, str] | None = None,
-        **attrs: Any,
-    ) -> tuple[Tensor, ...]: ...
-    def op(
-        self,
-        op_type: str,
-        *inputs: Input,
-        out: Type | Sequence[Type],
-        layouts: Mapping[str, str] | None = None,
-        **attrs: Any,
-    ) -> Tensor | tuple[Tensor, ...]:
+    def op(self, op_type: str, *inputs: Input, out: Type, **options: Any) -> Tensor:
+        """Add an operator as `ops` does; returns its only output."""
+        return self.ops(op_type, *inputs, outs=[out], **options)[0]
+
+    def ops(
+        self, op_type: str, *inputs: Input, outs: Sequence[Type], layouts: Mapping[str, str] | None = None, **attrs: Any
+    ) -> tuple[Tensor, ...]:
         """Add an operator; returns its outputs. `layouts` are the layouts other than "ND", by tensor name.
 
         Raises:
@@ -135,12 +126,10 @@ class Emitter:
             op.inputs.append(tensor.output)
             layout = layouts.get(name, "ND")
             op.input_descs.append(TensorDesc(name, tensor.dtype, tensor.shape, layout))
-        types = [out] if isinstance(out, Type) else list(out)
-        for name, made in zip(_output_names(spec, len(types)), types, strict=True):
+        for name, made in zip(_output_names(spec, len(outs)), outs, strict=True):
             op.output_descs.append(TensorDesc(name, made.dtype, made.shape, layouts.get(name, "ND")))
         self.graph.ops.append(op)
-        tensors = tuple(Tensor(made.dtype, made.shape, Output(op.name, i)) for i, made in enumerate(types))
-        return tensors[0] if isinstance(out, Type) else tensors
+        return tuple(Tensor(made.dtype, made.shape, Output(op.name, i)) for i, made in enumerate(outs))
 
     def weight(self, name: str, weight: Weight) -> Tensor:
         """A constant whose bytes are loaded only when the file is written."""

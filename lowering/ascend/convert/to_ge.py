@@ -21,7 +21,7 @@ from fa_compiler.lowering.ascend.convert.prepare import key_of, prepare
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc, Weight
 from fa_compiler.op_registry import dtypes, hcom
 from fa_compiler.passes.attention_ops.names import is_attention_op, is_linear_attention_op
-from fa_compiler.passes.ir.nodes import opset, subgraphs
+from fa_compiler.passes.ir.nodes import opset, reached, subgraphs
 from fa_compiler.passes.ir.signatures import unknown_part
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -58,12 +58,7 @@ def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] 
 def _drop_graphs(model: Model) -> None:
     """Drop the graphs of operators that were dropped."""
     graphs = {graph.name: graph for graph in model.graphs}
-    needed, waiting = {model.root.name}, [model.root.name]
-    while waiting:
-        for op in graphs[waiting.pop()].ops:
-            new = set(op.subgraphs.values()) - needed
-            needed |= new
-            waiting += new
+    needed = set(reached([model.root.name], lambda name: graphs[name].subgraphs))
     model.graphs[:] = [graph for graph in model.graphs if graph.name in needed]
 
 
@@ -119,7 +114,7 @@ class _Conversion:
         names = Names()
         names.new("NetOutput")
         body = _Body(self, made, Emitter(made, names))
-        for index, value in enumerate(value for value in source.inputs if not _is_weight(value)):
+        for index, value in enumerate(value for value in source.inputs if not value.is_initializer()):
             body.input(value, index, ranges.get(value.name or ""))
         for index, (value, outer) in enumerate((captured or {}).items()):
             body.data(value.name or "captured", index, outer, None, value, {PARENT_INDEX: Attr("Int", index + 1)})
@@ -292,7 +287,7 @@ class _Body:
         captured = dict.fromkeys(value for branch in branches.values() for value in free_values(branch))
         given = {value: self.tensor(value) for value in captured}
         outs = [type_of(value, self._info) for value in node.outputs]
-        made = self._e.op("If", condition, list(given.values()), out=outs)
+        made = self._e.ops("If", condition, list(given.values()), outs=outs)
         op = self._graph.ops[-1]
         for name, branch in branches.items():
             op.subgraphs[name] = self._conversion.graph(branch, {}, given).name
@@ -331,14 +326,7 @@ def _prune(graph: Graph) -> None:
     """Drop the operators that no output needs, such as axes that became attributes. All Data stay, because the model's
     inputs stay, and all operators that talk to other ranks, because these wait for them."""
     by_name = {op.name: op for op in graph.ops}
-    needed = {"NetOutput"}
-    waiting = ["NetOutput"]
-    while waiting:
-        op = by_name[waiting.pop()]
-        for name in (*(source.op for source in op.inputs if source is not None), *op.controls):
-            if name not in needed:
-                needed.add(name)
-                waiting.append(name)
+    needed = set(reached(["NetOutput"], lambda name: by_name[name].sources))
     graph.ops[:] = [op for op in graph.ops if op.name in needed or op.type == "Data"]
 
 
@@ -350,17 +338,18 @@ def _unknown(node: ir.Node) -> CannotMapError:
         return CannotMapError("loops are not converted", "unroll it when exporting")
     if any(attr.type == ir.AttributeType.GRAPH for attr in node.attributes.values()):
         return CannotMapError("it holds a graph of its own", _WRITE_OUT)
+    return not_fused(node) or CannotMapError("no GE operator computes this", _WRITE_OUT)
+
+
+def not_fused(node: ir.Node) -> CannotMapError | None:
+    """What is said of an operator that is attention; None for others."""
+    why = "that was not fused (`fa-compiler inspect --target ascend` says why)"
     if is_attention_op(node):
-        reason = "attention that was not fused (`fa-compiler inspect --target ascend` says why)"
-        return CannotMapError(reason, "export with attention in plain operators")
+        return CannotMapError(f"attention {why}", "export with attention in plain operators")
     if is_linear_attention_op(node):
-        reason = "linear attention that was not fused (`fa-compiler inspect --target ascend` says why)"
-        return CannotMapError(reason, "do what it says, or export with the recurrence in plain operators, unrolled")
-    return CannotMapError("no GE operator computes this", _WRITE_OUT)
-
-
-def _is_weight(value: ir.Value) -> bool:
-    return value.is_initializer()
+        advice = "do what it says, or export with the recurrence in plain operators, unrolled"
+        return CannotMapError(f"linear attention {why}", advice)
+    return None
 
 
 def free_values(graph: ir.Graph) -> list[ir.Value]:

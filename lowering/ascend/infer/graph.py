@@ -18,8 +18,6 @@ _TRACKED_TYPES = ("DT_INT32", "DT_INT64", "DT_BOOL")
 _MAX_ELEMENTS = 64
 """The most elements of a constant whose values are tracked: shapes, axes, bounds."""
 
-_ENDS = ("NetOutput",)
-
 _MAX_DEPTH = 50
 """The deepest nesting of subgraphs that is inferred; models have two or three levels."""
 
@@ -72,7 +70,7 @@ class _Inference:
         for name in order:
             op = ops[name]
             inputs = dict(self._inputs(op, facts))
-            if op.type in _ENDS:
+            if op.type == "NetOutput":
                 outputs = list(inputs.values())
                 continue
             for index, fact in enumerate(self._outputs(op, inputs, passed)):
@@ -127,7 +125,7 @@ class _Inference:
     def _branches(self, op: Op, inputs: Mapping[str, Fact], declared: list[Fact]) -> list[Fact]:
         """The facts that are the same in both branches of an If. For a loop nothing is inferred: its sizes may change
         in each iteration."""
-        given = dict(enumerate(_by_anchor(op, inputs)))
+        given = {anchor: inputs.get(desc.name, Fact("")) for anchor, desc in enumerate(op.input_descs)}
         passes = op.type in ("If", "_If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall")
         results = [
             self.graph(self.graphs[name], given if passes else {})
@@ -166,10 +164,6 @@ def needs_input(op_type: str) -> bool:
     """Does the prototype of an operator have a required input? True for an unknown operator."""
     spec = ge_prototype(op_type)
     return spec is None or any(entry.kind is not Kind.OPTIONAL for entry in spec.inputs)
-
-
-def _by_anchor(op: Op, inputs: Mapping[str, Fact]) -> list[Fact]:
-    return [inputs.get(desc.name, Fact("")) for desc in op.input_descs]
 
 
 def _declared(desc: TensorDesc) -> Fact:

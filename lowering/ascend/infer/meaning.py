@@ -18,7 +18,7 @@ from fa_compiler.lowering.ascend.convert.backward import HANDLERS, GeCall
 from fa_compiler.lowering.ascend.convert.backward.ge_call import NodeCollector
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 from fa_compiler.lowering.ascend.convert.from_ge import OPSET
-from fa_compiler.lowering.ascend.graph import UNKNOWN, TensorDesc
+from fa_compiler.lowering.ascend.graph import TensorDesc, ge_shape
 from fa_compiler.lowering.ascend.infer.facts import Fact, OpFacts
 from fa_compiler.op_registry import dtypes
 from fa_compiler.op_registry.errors import RegistryError
@@ -40,7 +40,7 @@ is ONNX's."""
 
 _TYPE_OF_FIRST = (
     *("MatMulV2", "BatchMatMulV2", "MatMul", "BatchMatMul", "Conv2D", "Conv3DV2", "AvgPoolV2", "MaxPoolV3"),
-    *("GatherV2", "Transpose", "PadV3", "RmsNorm", "GemmaRmsNorm"),
+    *("GatherV2", "Transpose", "PadV3"),
 )
 """Operators whose first result has the type of their first input, even if no more is known of it."""
 
@@ -129,7 +129,7 @@ class _Call(GeCall):
             dtype = next((dtype for dtype in types if _onnx_type(dtype) == _STAND_IN), "")
         else:
             dtype = "" if found.dtype is None else dtypes.from_onnx(int(found.dtype)) or ""
-        shape = None if found.shape is None else tuple([_size(dim) for dim in found.shape])
+        shape = None if found.shape is None else ge_shape([dim.const for dim in found.shape])
         value = None
         if found.content is not None and found.content.dtype == object:
             value = np.asarray(_NUMBERS(found.content), dtype=object)
@@ -177,10 +177,6 @@ def _to_onnx(fact: Fact) -> OnnxFact:
     shape = None if fact.shape is None else tuple(sizes)
     content = None if fact.value is None else np.asarray(_DIMS(fact.value), dtype=object)
     return OnnxFact(shape, _onnx_type(fact.dtype), content)
-
-
-def _size(dim: Dim) -> int:
-    return UNKNOWN if dim.const is None else dim.const
 
 
 _DIMS = np.frompyfunc(lambda item: Dim.fresh(None) if item is None else integer(int(item)), 1, 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fa_compiler.lowering.ascend.dtypes import attr_name
-from fa_compiler.lowering.ascend.graph import UNKNOWN, Opaque, Weight
+from fa_compiler.lowering.ascend.graph import UNKNOWN, Opaque, Weight, ge_shape, known_sizes
 from fa_compiler.lowering.ascend.infer.facts import Fact, InferenceError, OpFacts, broadcast, shapes_agree
 from fa_compiler.lowering.ascend.infer.misfits import MOST_PARTS
 from fa_compiler.op_registry import NodeError, TensorInfo, can_infer, get, names
@@ -110,12 +110,8 @@ def _registered(call: OpFacts) -> Sequence[Fact]:
 
 
 def _info(fact: Fact) -> TensorInfo:
-    if fact.shape is None:
-        return TensorInfo(fact.dtype, None)
-    return TensorInfo(fact.dtype, tuple(None if size == UNKNOWN else size for size in fact.shape))
+    return TensorInfo(fact.dtype, known_sizes(fact.shape))
 
 
 def _fact(info: TensorInfo | None) -> Fact:
-    if info is None or info.shape is None:
-        return Fact("" if info is None else info.dtype)
-    return Fact(info.dtype, tuple(size if isinstance(size, int) else UNKNOWN for size in info.shape))
+    return Fact("") if info is None else Fact(info.dtype, ge_shape(info.shape))

@@ -39,8 +39,7 @@ def drop(*names: str) -> RewriteRule:
     """Leave out attributes that have no effect for the parser's types."""
 
     def rule(rewrite: Rewrite) -> None:
-        for name in names:
-            rewrite.node.attributes.pop(name, None)
+        rewrite.drop(*names)
 
     return rule
 

@@ -27,10 +27,10 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.onnx_route import parser
-from fa_compiler.lowering.ascend.onnx_route.check_outputs import check_outputs
+from fa_compiler.lowering.ascend.onnx_route.check_outputs import all_graphs, check_outputs
 from fa_compiler.lowering.ascend.onnx_route.check_weights import check_weights
 from fa_compiler.lowering.ascend.onnx_route.input_facts import input_facts
-from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plugin_mismatches
+from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plain, plugin_mismatches
 from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
 from fa_compiler.op_registry import names as operators
 from fa_compiler.op_registry.parser_plugins import PARSER_PLUGINS, plugin_misfit
@@ -103,7 +103,7 @@ def check_model(
     """All diagnostics of a model. `folder` is the folder of its weights' files; None does not check these files."""
     if (text := _no_text(model)) is not None:
         return [NOT_ONNX("", f"it holds the text {text!r}, which is not UTF-8")]
-    own, graphs = frozenset(plugins), list(_graphs(model.graph))
+    own, graphs = frozenset(plugins), list(all_graphs(model.graph))
     imports = {entry.domain or "ai.onnx": entry.version for entry in model.opset_import}
     found = list(_ends(model.graph)) or list(_pre_check(graphs, imports, own))
     if found:
@@ -180,14 +180,6 @@ def _no_text(message: Any) -> bytes | None:
             if not isinstance(item, str) and (found := _no_text(item)) is not None:
                 return found
     return None
-
-
-def _graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    yield graph
-    for node in graph.node:
-        for attr in node.attribute:
-            if attr.type == onnx.AttributeProto.GRAPH:
-                yield from _graphs(attr.g)
 
 
 def _made(graph: onnx.GraphProto) -> set[str]:
@@ -319,7 +311,7 @@ def _attention(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
 def _around(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
     """The diagnostics of a node for the parser's own plugin of an operator around attention."""
     op_type = PLUGIN_NODES[node.op_type]
-    attrs = {attr.name: _plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
+    attrs = {attr.name: plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
     for name in REQUIRED.get(node.op_type, ()):
         if name not in attrs:
             yield PARAMS(_label(node), f"the attribute {name} is absent, which the parser's plugin needs")
@@ -332,10 +324,6 @@ def _around(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:
         yield UNREAD(_label(node), f"{node.op_type} of ATC's own parser does not read {unknown}", WRITE_AS_READ)
     elif (misfit := plugin_misfit(op_type, {**PARSER_PLUGINS[op_type].fixed, **attrs})) is not None:
         yield UNREAD(_label(node), misfit, WRITE_AS_READ)
-
-
-def _plain(value: Any) -> Any:
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
 def _own(node: onnx.NodeProto) -> Iterator[FileDiagnostic]:

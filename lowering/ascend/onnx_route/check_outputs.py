@@ -23,9 +23,21 @@ def check_outputs(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
     yield from _branches(graph)
 
 
+def all_graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph, and the branches in it."""
+    yield graph
+    for node in graph.node:
+        for branch in _branches_of(node):
+            yield from all_graphs(branch)
+
+
+def _branches_of(node: onnx.NodeProto) -> list[onnx.GraphProto]:
+    return [attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH]
+
+
 def _branches(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
     for node in graph.node:
-        branches = [attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH]
+        branches = _branches_of(node)
         outside = {name for branch in branches for name in _outside(branch)}
         for branch in branches:
             if outside:  # without any, the parser begins at the constants
@@ -41,8 +53,7 @@ def _outside(graph: onnx.GraphProto) -> set[str]:
 
 
 def _read(node: onnx.NodeProto) -> set[str]:
-    inner = (attr.g for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
-    return {*node.input, *(name for graph in inner for name in _outside(graph))} - {""}
+    return {*node.input, *(name for graph in _branches_of(node) for name in _outside(graph))} - {""}
 
 
 def _lost(graph: onnx.GraphProto, starts: set[str]) -> Iterator[FileDiagnostic]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 
 import onnx
@@ -52,10 +53,7 @@ def _file(tensor: onnx.TensorProto, name: str, entries: Mapping[str, str], folde
     if tensor.data_type == onnx.TensorProto.STRING:
         yield ENTRY(name, "it holds strings, which cannot be in a file")
         return
-    count = 1
-    for dim in tensor.dims:
-        count *= dim
-    needed = int(offset) + (count * ir.DataType(tensor.data_type).bitwidth + 7) // 8
+    needed = int(offset) + (prod(tensor.dims) * ir.DataType(tensor.data_type).bitwidth + 7) // 8
     place = folder / location
     if "\0" in location or not place.is_file():
         yield NO_FILE(name, f"its file {location!r} is not beside the model")

@@ -18,18 +18,17 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import problem_at
 from fa_compiler.passes.ir.nodes import (
+    RANDOM,
     STANDARD,
     all_graphs,
-    all_nodes,
+    makers_of,
+    outputs_of,
     reached,
     subgraphs,
     takes_initializers,
     values_read,
 )
 from fa_compiler.passes.ir.surgery import replace_value, sweep
-
-RANDOM = ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
-"""Operators whose result is another one in every run."""
 
 
 def fold(model: ir.Model, origins: Mapping[ir.Node, ir.Node]) -> list[str]:
@@ -79,24 +78,15 @@ def _hanging(graph: ir.Graph, output: ir.Value, connected: set[ir.Node]) -> list
     maker = output.producer()
     if maker is None or maker.graph is not graph or not maker.inputs or maker in connected:
         return []
-    found = set(reached([maker], _makers))
+    found = set(reached([maker], lambda node: makers_of(_read(node))))
     return [node for node in graph if node in found]
-
-
-def _makers(node: ir.Node) -> list[ir.Node]:
-    return [maker for value in _read(node) if (maker := value.producer()) is not None]
 
 
 def _read(node: ir.Node) -> list[ir.Value]:
     """What a node reads of the graph that it is in and of those around it."""
-    bodies = subgraphs(node)
-    inner = {value for body in bodies for reader in all_nodes(body) for value in reader.outputs}
-    for body in bodies:
-        inner |= {*body.inputs, *body.initializers.values()}
-        for reader in all_nodes(body):
-            for further in subgraphs(reader):
-                inner |= {*further.inputs, *further.initializers.values()}
-    return [value for value in values_read(node) if value not in inner]
+    bodies = reached(subgraphs(node), lambda body: [inner for reader in body for inner in subgraphs(reader)])
+    own = {value for body in bodies for value in (*body.inputs, *body.initializers.values(), *outputs_of(body))}
+    return [value for value in values_read(node) if value not in own]
 
 
 def _computed(nodes: list[ir.Node], output: ir.Value, model: ir.Model) -> np.ndarray:

@@ -19,7 +19,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.errors import problem_at
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, int_attr
+from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, any_op, int_attr, ints_attr
 
 LIFTED = 10
 """The opset whose TopK has k as an input, and whose Slice has its bounds as inputs."""
@@ -27,9 +27,7 @@ LIFTED = 10
 
 def needs_lift(model: ir.Model, source: int) -> bool:
     """Whether the model has a TopK of an older opset."""
-    return source < LIFTED and any(
-        node.op_type == "TopK" and node.domain in STANDARD for node in all_nodes(model.graph)
-    )
+    return source < LIFTED and any_op(all_nodes(model.graph), "TopK")
 
 
 def lift(model: ir.Model) -> list[str]:
@@ -48,10 +46,8 @@ def lift(model: ir.Model) -> list[str]:
         if node.op_type == "TopK":
             _as_inputs(node, [[int_attr(node, "k", 1)]], names)
         elif node.op_type == "Slice":
-            starts = list(node.attributes["starts"].as_ints())
-            axes = node.attributes.get("axes")
-            along = list(range(len(starts))) if axes is None else list(axes.as_ints())
-            _as_inputs(node, [starts, list(node.attributes["ends"].as_ints()), along], names)
+            starts, ends = (ints_attr(node, name, ()) for name in ("starts", "ends"))
+            _as_inputs(node, [starts, ends, ints_attr(node, "axes", range(len(starts)))], names)
         for name in ("k", "starts", "ends", "axes") if node.op_type in ("TopK", "Slice") else ("spatial",):
             node.attributes.pop(name, None)
     model.opset_imports[""] = LIFTED

@@ -25,8 +25,10 @@ import onnx_ir as ir
 from onnx import defs
 from onnx_ir.passes.common import InlinePass
 
+from fa_compiler.lowering.ascend.convert.to_ge import not_fused
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route import changes, constant_outputs, forms, names, parser
+from fa_compiler.lowering.ascend.onnx_route.check_outputs import all_graphs as graphs_of_file
 from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedModel, UnsupportedNode, or_air, problem_at
 from fa_compiler.lowering.ascend.onnx_route.expansions import EXPANSIONS
 from fa_compiler.lowering.ascend.onnx_route.lift import LIFTED, lift, needs_lift
@@ -34,10 +36,10 @@ from fa_compiler.lowering.ascend.onnx_route.plugin_reads import NodeForm, plugin
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry import names as operators
+from fa_compiler.op_registry.parser_plugins import NPU
 from fa_compiler.passes.answer.options import NEWEST_OPSET
-from fa_compiler.passes.attention_ops.names import is_attention_op, is_linear_attention_op
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, remember_versions
+from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, domain_of, remember_versions
 from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.prepare.functions import drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
@@ -83,24 +85,19 @@ def lower(model: ir.Model) -> None:
     _hoist(model)
     names.make_unique(model, all_graphs(model))
     model.ir_version = min(model.ir_version, IR_VERSION)
-    used = {"" if node.domain in STANDARD else node.domain for node in all_nodes(model.graph)}
+    used = set(map(domain_of, all_nodes(model.graph)))
     for domain in set(model.opset_imports) - used - {""}:
         del model.opset_imports[domain]
 
 
 def only_known_entries(proto: onnx.ModelProto) -> None:
     """Remove the entries of external tensors that the parser does not know: it would read a checksum as the length."""
-    for graph in _proto_graphs(proto.graph):
+    for graph in graphs_of_file(proto.graph):
         for tensor in graph.initializer:
             kept = [(entry.key, entry.value) for entry in tensor.external_data if entry.key in parser.EXTERNAL_ENTRIES]
             del tensor.external_data[:]
             for key, value in kept:
                 tensor.external_data.add(key=key, value=value)
-
-
-def _proto_graphs(graph: onnx.GraphProto) -> list[onnx.GraphProto]:
-    inner = (attr.g for node in graph.node for attr in node.attribute if attr.type == onnx.AttributeProto.GRAPH)
-    return [graph, *(found for nested in inner for found in _proto_graphs(nested))]
 
 
 # -- before ---------------------------------------------------------------------------------------
@@ -283,7 +280,7 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
     problems = []
     for node in all_nodes(model.graph):
         named = origins.get(node, node)
-        domain = "" if node.domain in STANDARD else node.domain
+        domain = domain_of(node)
         if domain == DOMAIN:
             if node.op_type not in operators():
                 problems.append(problem_at(named, "the registry does not know it, so there is no plugin for it"))
@@ -305,16 +302,8 @@ def _unsupported(model: ir.Model, info: ShapeInfo, target: int, origins: Mapping
 
 def _unknown(domain: str, node: ir.Node) -> str:
     op_type = node.op_type
-    if domain not in (DOMAIN, "npu") and is_attention_op(node):
-        return (
-            "attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser does not "
-            "know the operator; export with attention in plain operators"
-        )
-    if is_linear_attention_op(node):
-        return (
-            "linear attention that was not fused (`fa-compiler inspect --target ascend` says why), and ATC's parser "
-            "does not know the operator; do what it says, or export with the recurrence in plain operators, unrolled"
-        )
+    if domain != NPU and (unfused := not_fused(node)) is not None:
+        return f"{unfused.reason}, and ATC's parser does not know the operator; {unfused.alternative}"
     if not domain and op_type in ("Loop", "Scan", "SequenceMap"):
         return "ATC's parser knows no loops; export with the loop unrolled"
     if "Linear" in op_type and not domain:

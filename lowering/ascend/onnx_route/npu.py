@@ -32,7 +32,7 @@ from fa_compiler.op_registry.parser_plugins import NPU, NPU_VERSION, PARSER_PLUG
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import EMPTY_BIAS, HALF_ATTENTION, Options
 from fa_compiler.passes.emit.build import PREFIX, Builder, Names
-from fa_compiler.passes.ir.nodes import FOLD_LIMIT, all_graphs, remember_versions, text_attr
+from fa_compiler.passes.ir.nodes import FOLD_LIMIT, all_graphs, attribute_values, remember_versions, text_attr
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite import prompt
 from fa_compiler.passes.rewrite.node_view import node_view
@@ -227,6 +227,6 @@ def _prompt_call(node: ir.Node) -> PromptCall:
     if node.op_type != prompt.OP:
         raise UnsupportedNode("it is not a PromptFlashAttention")
     spec = get(prompt.OP)
-    attrs = full_attrs(spec, {name: attr.value for name, attr in node.attributes.items()})
+    attrs = full_attrs(spec, attribute_values(node))
     bound = bind_inputs(spec, list(node.inputs), attrs)
     return PromptCall({name: value for name, value in bound.items() if isinstance(value, ir.Value)}, attrs)

@@ -21,6 +21,7 @@ from onnx import defs
 
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route.parser import versions_in
+from fa_compiler.passes.ir.nodes import is_read
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 RIGHT_PIXELS = frozenset(
@@ -103,7 +104,7 @@ class NodeForm:
 
         Raises ValueError for an attribute without a type.
         """
-        values = {attr.name: _plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
+        values = {attr.name: plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
         outputs = tuple(name if name in read else "" for name in node.output)
         known = tuple((facts or {}).get(name, UNKNOWN) for name in node.input)
         return NodeForm(node.op_type, version, values, tuple(node.input), outputs, known)
@@ -111,10 +112,9 @@ class NodeForm:
     @staticmethod
     def of_node(node: ir.Node, version: int, info: ShapeInfo | None = None) -> NodeForm:
         """The form of a node in memory. An unread output counts as absent."""
-        values = {name: _plain(attr.value) for name, attr in node.attributes.items()}
+        values = {name: plain(attr.value) for name, attr in node.attributes.items()}
         inputs = tuple("" if value is None else value.name or "?" for value in node.inputs)
-        read = [value for value in node.outputs if value.uses() or value.is_graph_output()]
-        outputs = tuple((value.name or "?") if value in read else "" for value in node.outputs)
+        outputs = tuple((value.name or "?") if is_read(value) else "" for value in node.outputs)
         facts = () if info is None else tuple(_fact(value, info) for value in node.inputs)
         return NodeForm(node.op_type, version, values, inputs, outputs, facts)
 
@@ -140,11 +140,12 @@ def _fact(value: ir.Value | None, info: ShapeInfo) -> InputFact:
     return InputFact(number, rank, value.producer() is not None)
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """The value of an attribute with texts as str, and with lists for all sequences."""
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
@@ -312,7 +313,7 @@ def _is_default(form: NodeForm, name: str, value: Any) -> bool:
     attribute = None if schema is None else schema.attributes.get(name)
     if attribute is None or not attribute.default_value.name:
         return False
-    return bool(_plain(onnx.helper.get_attribute_value(attribute.default_value)) == value)
+    return bool(plain(onnx.helper.get_attribute_value(attribute.default_value)) == value)
 
 
 # -- what depends on more than one attribute --------------------------------------------------------

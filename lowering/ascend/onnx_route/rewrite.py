@@ -13,7 +13,7 @@ from fa_compiler.lowering.ascend.onnx_route.errors import UnsupportedNode
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import float_attr, input_of, text_attr
+from fa_compiler.passes.ir.nodes import float_attr, input_of, int_attr, ints_attr, is_read, text_attr
 from fa_compiler.passes.ir.surgery import replace_value
 
 INT64 = ir.DataType.INT64
@@ -53,40 +53,31 @@ class Rewrite:
     def dtype(self, value: ir.Value) -> ir.DataType:
         """The element type of a value. Raises UnsupportedNode if it is unknown."""
         found = self.builder.info.dtype(value)
-        return (
+        if found is None:
             self.fail(f"the type of '{value.name}' is not known; run ONNX's shape inference")
-            if found is None
-            else found
-        )
+        return found
 
     def shape(self, value: ir.Value) -> tuple[Dim, ...]:
         """The symbolic shape of a value. Raises UnsupportedNode if the rank is unknown."""
         found = self.builder.info.shape(value)
-        return (
+        if found is None:
             self.fail(f"the rank of '{value.name}' is not known; run ONNX's shape inference")
-            if found is None
-            else found
-        )
+        return found
 
     def axis(self, name: str, default: int, rank: int) -> int:
         """An axis attribute as a number from 0 on. Raises UnsupportedNode for an axis outside the rank."""
-        attr = self.node.attributes.get(name)
-        axis = default if attr is None else attr.as_int()
+        axis = int_attr(self.node, name, default)
         if not -rank <= axis < rank:
             self.fail(f"{name} is {axis} for a tensor of rank {rank}")
         return axis % rank
 
     def is_read(self, index: int) -> bool:
         """Whether the output is present and read."""
-        if index >= len(self.node.outputs):
-            return False
-        value = self.node.outputs[index]
-        return bool(value.uses()) or value.is_graph_output()
+        return index < len(self.node.outputs) and is_read(self.node.outputs[index])
 
     def numbers(self, name: str, default: Sequence[int] = ()) -> list[int]:
         """An attribute with a list of integers, or `default`."""
-        attr = self.node.attributes.get(name)
-        return list(default) if attr is None else list(attr.as_ints())
+        return ints_attr(self.node, name, default)
 
     # -- the replacement ----------------------------------------------------------------------
 
@@ -118,9 +109,9 @@ class Rewrite:
         """Replace the node's outputs by `values`, and remove the node."""
         for output, value in zip(self.node.outputs, values, strict=False):
             self.replace_output(output, value)
-        unread = [output for output in self.node.outputs[len(values) :] if output.uses() or output.is_graph_output()]
-        if unread:
-            self.fail(f"its output '{unread[0].name}' has no counterpart")
+        left = list(filter(is_read, self.node.outputs[len(values) :]))
+        if left:
+            self.fail(f"its output '{left[0].name}' has no counterpart")
         assert self.node.graph is not None
         self.node.graph.remove(self.node, safe=True)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from fa_compiler.lowering.ascend.air.encode import UNKNOWN_RANK
 from fa_compiler.lowering.ascend.dtypes import attr_name
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, Weight, absent
 from fa_compiler.lowering.ascend.single_op.spelling import (
@@ -28,8 +29,6 @@ from fa_compiler.op_registry.dtypes import canonical
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from fa_compiler.op_registry.spec import Kind, TensorSpec
-
-UNKNOWN_RANK = -2
 
 
 def to_json(op: Op, name: str, constants: Mapping[str, Weight] | None = None) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from fa_compiler.lowering.ascend.air.check_tensors import LAYOUTS
+
 TYPES = {
     "bool": "DT_BOOL",
     "int8": "DT_INT8",
@@ -34,24 +36,7 @@ TYPES = {
 ABSENT_TYPE, ABSENT_FORMAT = "UNDEFINED", "RESERVED"
 """The type and the format of the placeholder of an absent optional input."""
 
-FORMATS = frozenset(
-    (
-        "nd",
-        "nchw",
-        "nhwc",
-        "chwn",
-        "hwcn",
-        "ncdhw",
-        "ndhwc",
-        "dhwcn",
-        "nc1hwc0",
-        "nc1hwc0_c04",
-        "ndc1hwc0",
-        "fractal_z",
-        "fractal_z_3d",
-        "fractal_nz",
-    )
-)
+FORMATS = (frozenset(map(str.lower, LAYOUTS)) | {"chwn"}) - {"", "reserved", "format_reserved"}
 """The formats of a tensor that ATC knows."""
 
 ATTR_KINDS = {

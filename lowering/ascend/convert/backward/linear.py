@@ -60,10 +60,15 @@ def _layer_norm(call: GeCall) -> Sequence[str]:
     mean = call.node("ReduceMean", x, axes)
     centred = call.node("Sub", x, mean)
     variance = call.node("ReduceMean", call.node("Mul", centred, centred), axes)
-    epsilon = call.array(call.attr("epsilon"), call.desc("x").dtype)
-    rate = call.node("Reciprocal", call.node("Sqrt", call.node("Add", variance, epsilon)))
+    rate = _rate(call, variance, call.desc("x").dtype)
     y = call.node("Add", call.node("Mul", call.node("Mul", centred, rate), call.x("gamma")), call.x("beta"))
     return y, call.cast(mean, call.out(1).dtype), call.cast(variance, call.out(2).dtype)
+
+
+def _rate(call: GeCall, square: str, dtype: str) -> str:
+    """1 / sqrt(square + epsilon)."""
+    floor = call.node("Add", square, call.array(call.attr("epsilon"), dtype))
+    return call.node("Reciprocal", call.node("Sqrt", floor))
 
 
 @handles("LayerNormV3")
@@ -110,8 +115,7 @@ def _centred(call: GeCall, x: str, rank: int, count: int, dtype: str) -> tuple[s
     mean = call.node("ReduceMean", x, axes)
     centred = call.node("Sub", x, mean)
     variance = call.node("ReduceMean", call.node("Mul", centred, centred), axes)
-    floor = call.node("Add", variance, call.array(call.attr("epsilon"), "DT_FLOAT"))
-    rate = call.node("Reciprocal", call.node("Sqrt", floor))
+    rate = _rate(call, variance, "DT_FLOAT")
     y = call.node("Mul", centred, rate)
     for op_type, name in (("Mul", "gamma"), ("Add", "beta")):
         if call.has(name):
@@ -143,9 +147,7 @@ def _normalised(call: GeCall, x: str, rank: int, dtype: str, more: float = 0.0) 
     axes = call.ints(list(range(rank - call.rank("gamma"), rank)))
     wide = call.cast(x, "DT_FLOAT")
     mean = call.node("ReduceMean", call.node("Mul", wide, wide), axes)
-    rate = call.node(
-        "Reciprocal", call.node("Sqrt", call.node("Add", mean, call.array(call.attr("epsilon"), "DT_FLOAT")))
-    )
+    rate = _rate(call, mean, "DT_FLOAT")
     gamma = call.cast(call.x("gamma"), "DT_FLOAT")
     gamma = call.node("Add", gamma, call.array(more, "DT_FLOAT")) if more else gamma
     return call.cast(call.node("Mul", call.node("Mul", wide, rate), gamma), dtype), rate
@@ -159,17 +161,21 @@ def _rotary(call: GeCall) -> str:
     if call.has("rotate"):
         raise UnreadableError(f"operator '{call.op.name}': a matrix that rotates has no meaning in ONNX here")
     x, mode = call.x("x"), call.attr("mode")
-    if mode:
-        end, last, two = call.ints([np.iinfo(np.int64).max]), call.ints([-1]), call.ints([2])
-        even, odd = (call.node("Slice", x, call.ints([first]), end, last, two) for first in (0, 1))
-    if mode == 1:
-        columns = [call.node("Unsqueeze", part, call.ints([-1])) for part in (call.node("Neg", odd), even)]
-        rotated = call.node("Reshape", call.node("Concat", *columns, axis=-1), call.node("Shape", x))
-    else:
-        x = call.node("Concat", even, odd, axis=-1) if mode else x
-        first, second = call.nodes("Split", x, count=2, axis=-1, num_outputs=2)
-        rotated = call.node("Concat", call.node("Neg", second), first, axis=-1)
+    if not mode:
+        return _rotated(call, x, "cos", "sin")
+    even, odd = _pairs(call, x)
+    if mode == 3:
+        return _rotated(call, call.node("Concat", even, odd, axis=-1), "cos", "sin")
+    columns = [call.node("Unsqueeze", part, call.ints([-1])) for part in (call.node("Neg", odd), even)]
+    rotated = call.node("Reshape", call.node("Concat", *columns, axis=-1), call.node("Shape", x))
     return call.node("Add", call.node("Mul", x, call.x("cos")), call.node("Mul", rotated, call.x("sin")))
+
+
+def _pairs(call: GeCall, x: str) -> tuple[str, str]:
+    """The elements of even and of odd places along the last axis."""
+    end, last, two = call.ints([np.iinfo(np.int64).max]), call.ints([-1]), call.ints([2])
+    even, odd = (call.node("Slice", x, call.ints([first]), end, last, two) for first in (0, 1))
+    return even, odd
 
 
 @handles("ApplyRotaryPosEmb")
@@ -188,9 +194,7 @@ def _rotary_mul(call: GeCall) -> str:
 @handles("InterleaveRope")
 def _interleave_rope(call: GeCall) -> str:
     """The same in float32, of the elements of even and of odd places of x as its halves."""
-    x, end, last, two = call.x("x"), call.ints([np.iinfo(np.int64).max]), call.ints([-1]), call.ints([2])
-    parts = (call.node("Slice", x, call.ints([first]), end, last, two) for first in (0, 1))
-    even, odd = (call.cast(part, "DT_FLOAT") for part in parts)
+    even, odd = (call.cast(part, "DT_FLOAT") for part in _pairs(call, call.x("x")))
     cos, sin = (call.cast(call.x(name), "DT_FLOAT") for name in ("cos", "sin"))
     kept = call.node("Mul", call.node("Concat", even, odd, axis=-1), cos)
     turned = call.node("Mul", call.node("Concat", call.node("Neg", odd), even, axis=-1), sin)
@@ -233,8 +237,7 @@ def _clipped_swiglu(call: GeCall) -> str:
     if not call.attr("interleaved"):
         gate, up = call.nodes("Split", wide, count=2, axis=dim, num_outputs=2)
     elif dim in (-1, call.rank("x") - 1):
-        end, last, two = call.ints([np.iinfo(np.int64).max]), call.ints([-1]), call.ints([2])
-        gate, up = (call.node("Slice", wide, call.ints([first]), end, last, two) for first in (0, 1))
+        gate, up = _pairs(call, wide)
     else:
         raise UnreadableError(f"operator '{call.op.name}': pairs of several axes have no meaning in ONNX here")
     limit, lowest, alpha, bias = (

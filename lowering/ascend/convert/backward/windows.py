@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
@@ -55,18 +53,8 @@ def _pool(call: GeCall) -> str:
     return call.node("AveragePool", call.x("x"), count_include_pad=int(not call.attr("exclusive")), **windows)
 
 
-_RESIZE: Sequence[str] = (
-    "coordinate_transformation_mode",
-    "cubic_coeff_a",
-    "exclude_outside",
-    "extrapolation_value",
-    "mode",
-    "nearest_mode",
-)
-
-
 @handles("Resize")
 def _resize(call: GeCall) -> str:
     sizes = call.cast(call.x("sizes"), "DT_INT64") if call.has("sizes") else ""
-    attrs = {name: call.attr(name) for name in _RESIZE}
+    attrs = {name: call.attr(name) for name in call.spec.attr_names}
     return call.node("Resize", call.x("x"), call.maybe("roi"), call.maybe("scales"), sizes, **attrs)

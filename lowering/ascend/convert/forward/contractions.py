@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Sequence
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, broadcast, handles
+from fa_compiler.passes.ops.linear import einsum_terms
 
 
 def matmul(call: OnnxCall, a: Tensor, b: Tensor, adj_a: bool = False, adj_b: bool = False) -> Tensor:
@@ -86,19 +87,12 @@ def _einsum(call: OnnxCall) -> Tensor:
 
 
 def _equation(call: OnnxCall) -> tuple[list[list[str]], list[str]]:
-    """The labels of the axes of each operand, and of the result. Without an arrow, the result has the axes of the
-    ellipsis, and then the labels that occur once, in the order of the alphabet."""
-    equation = call.text("equation", "").replace(" ", "")
-    left, arrow, result = equation.partition("->")
-    terms = left.split(",")
+    """The labels of the axes of each operand, and of the result."""
+    terms, result = einsum_terms(call.text("equation", ""))
     ranks = [tensor.rank for tensor in call.present()]
     hidden = [rank - len(term.replace("...", "")) for rank, term in zip(ranks, terms, strict=True)]
     labels = [_spread(term, count) for term, count in zip(terms, hidden, strict=True)]
-    if arrow:
-        return labels, _spread(result, max(hidden) if "..." in result else 0)
-    letters = sorted(label for term in terms for label in term if label.isalpha())
-    once = [label for label in letters if letters.count(label) == 1]
-    return labels, [*_spread("...", max(hidden)), *once]
+    return labels, _spread(result, max(hidden))
 
 
 def _spread(term: str, hidden: int) -> list[str]:
@@ -154,9 +148,7 @@ def _summed(call: OnnxCall, x: Tensor, labels: list[str], needed: set[str]) -> _
     if not axes:
         return x, labels
     shape = None if x.shape is None else tuple(size for axis, size in enumerate(x.shape) if axis not in axes)
-    total = call.emitter.op(
-        "ReduceSum", x, call.emitter.ints(axes), keep_dims=False, noop_with_empty_axes=False, out=x.with_shape(shape)
-    )
+    total = call.reduced("ReduceSum", x, call.emitter.ints(axes), x.with_shape(shape))
     return total, [label for label in labels if label in needed]
 
 

@@ -156,35 +156,24 @@ def _is_inf(call: OnnxCall) -> Tensor:
 
 
 @handles("Gelu")
+@handles("Gelu", domain=MICROSOFT)
 def _gelu(call: OnnxCall) -> Tensor:
     return call.emitter.op("GeluV2", call.x(), approximate=call.text("approximate", "none"), out=call.out())
 
 
-@handles("Gelu", domain=MICROSOFT)
-def _gelu_microsoft(call: OnnxCall) -> Tensor:
-    return call.emitter.op("GeluV2", call.x(), approximate="none", out=call.out())
-
-
-@handles("BiasGelu", domain=MICROSOFT)
+@handles("BiasGelu", "FastGelu", domain=MICROSOFT)
 def _bias_gelu(call: OnnxCall) -> Tensor:
-    return call.unary("GeluV2", call.binary("Add", call.x(0), call.x(1)), approximate="none")
-
-
-@handles("FastGelu", domain=MICROSOFT)
-def _fast_gelu(call: OnnxCall) -> Tensor:
+    """FastGelu may have no bias."""
     x = call.binary("Add", call.x(0), call.x(1)) if call.has(1) else call.x()
-    return call.unary("GeluV2", x, approximate="tanh")
-
-
-@handles("QuickGelu", domain=MICROSOFT)
-def _quick_gelu(call: OnnxCall) -> Tensor:
-    """x * sigmoid(alpha * x)."""
-    return call.unary("Swish", call.x(), scale=call.number("alpha", 1.702))
+    return call.unary("GeluV2", x, approximate="tanh" if call.node.op_type == "FastGelu" else "none")
 
 
 @handles("Swish")
+@handles("QuickGelu", domain=MICROSOFT)
 def _swish(call: OnnxCall) -> Tensor:
-    return call.unary("Swish", call.x(), scale=call.number("alpha", 1.0))
+    """x * sigmoid(alpha * x)."""
+    alpha = call.number("alpha", 1.0 if call.node.op_type == "Swish" else 1.702)
+    return call.unary("Swish", call.x(), scale=alpha)
 
 
 @handles("Elu")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fa_compiler.lowering.ascend.convert.emit import Input, Shape, Tensor, Type
+from fa_compiler.lowering.ascend.convert.emit import Input, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import HANDLERS, OnnxCall
+from fa_compiler.lowering.ascend.graph import ge_shape
 from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, names
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import can_infer, infer
@@ -31,9 +32,8 @@ def _fused(call: OnnxCall) -> Sequence[Tensor]:
         if entry.value_depend is not None and isinstance(value, Tensor):
             bound[entry.name] = _constant(call, value)
     inputs: list[Input] = [bound[entry.name] for entry in spec.inputs]
-    return call.emitter.op(spec.name, *inputs, out=_outputs(call), **{name: attrs[name] for name in spec.attr_names})[
-        : len(call.node.outputs)
-    ]
+    full = {name: attrs[name] for name in spec.attr_names}
+    return call.emitter.ops(spec.name, *inputs, outs=_outputs(call), **full)[: len(call.node.outputs)]
 
 
 def _constant(call: OnnxCall, tensor: Tensor) -> Tensor:
@@ -54,19 +54,12 @@ def _outputs(call: OnnxCall) -> list[Type]:
     for index, name in enumerate(spec.output_names):
         found = inferred.get(name)
         if found is not None and found.dtype:
-            types.append(Type(dtypes.canonical(found.dtype), _shape(found)))
+            types.append(Type(dtypes.canonical(found.dtype), ge_shape(found.shape)))
         elif index < len(known) and (declared := known[index]) is not None:
             types.append(declared)
         else:
             raise CannotMapError(f"the type and shape of its output {name} are not known")
     return types
-
-
-def _shape(info: TensorInfo) -> Shape:
-    """The shape as GE has it, with -1 for an unknown size."""
-    if info.shape is None:
-        return None
-    return tuple(size if isinstance(size, int) else -1 for size in info.shape)
 
 
 HANDLERS.update({(DOMAIN, op_type): _fused for op_type in names()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.emit import Tensor
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 from fa_compiler.op_registry.dtypes import from_onnx
@@ -34,14 +34,8 @@ def _trilu(call: OnnxCall) -> Tensor:
 
 def _distance(call: OnnxCall, rows: int | Tensor, columns: int | Tensor) -> Tensor:
     """The column minus the row of each element, [rows, columns] in int64."""
-    down, across = (_positions(call, size) for size in (rows, columns))
+    down, across = map(call.positions, (rows, columns))
     return call.binary("Sub", call.unsqueeze(across, [0]), call.unsqueeze(down, [1]))
-
-
-def _positions(call: OnnxCall, size: int | Tensor) -> Tensor:
-    limit = call.emitter.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
-    out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
-    return call.emitter.op("Range", call.emitter.ints(0), limit, call.emitter.ints(1), out=out)
 
 
 @handles("EyeLike")

@@ -22,4 +22,4 @@ def _message(call: OnnxCall) -> Sequence[Tensor]:
             raise CannotMapError(f"GE has no type for number {attrs['dtype']} of ONNX")
         attrs["dtype"] = dtype
     outs = [call.out(index) for index in range(len(call.node.outputs))]
-    return call.emitter.op(call.node.op_type, *call.inputs, out=outs, **attrs)
+    return call.emitter.ops(call.node.op_type, *call.inputs, outs=outs, **attrs)

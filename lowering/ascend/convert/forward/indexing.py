@@ -27,7 +27,8 @@ def _gather(call: OnnxCall) -> Tensor:
 
 
 def _wrapped(call: OnnxCall, index: int, size: int | Tensor) -> Tensor:
-    """Indices counted from the front, for an operator whose prototype does not promise to take negative ones."""
+    """Indices counted from the front, for an operator whose prototype does not promise to take negative ones. The size
+    is that of an axis, or those of several."""
     indices = call.x(index)
     if _never_negative(call, index):
         return indices
@@ -86,11 +87,7 @@ def _batched(call: OnnxCall, batch: int) -> Tensor:
 
 def _grid(call: OnnxCall, sizes: Sequence[int | Tensor], axis: int) -> Tensor:
     """The position along one axis for every element of a tensor of these sizes, in int64."""
-    size = sizes[axis]
-    limit = call.emitter.ints(size) if isinstance(size, int) else call.squeeze(size, [0])
-    out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
-    positions = call.emitter.op("Range", call.emitter.ints(0), limit, call.emitter.ints(1), out=out)
-    positions = call.unsqueeze(positions, [place for place in range(len(sizes)) if place != axis])
+    positions = call.unsqueeze(call.positions(sizes[axis]), [place for place in range(len(sizes)) if place != axis])
     shape = tuple(size if isinstance(size, int) else -1 for size in sizes)
     return call.emitter.op("BroadcastTo", positions, call.vector(sizes), out=Type("DT_INT64", shape))
 
@@ -120,9 +117,7 @@ def _scatter_nd(call: OnnxCall) -> Tensor:
         depth = indices.size(-1)
         if depth < 0:
             raise CannotMapError("the number of indexed axes is not known", "declare the shape of its indices")
-        sizes = call.cast(call.vector([call.size(x, axis) for axis in range(depth)]), indices.dtype)
-        below = call.binary("Less", indices, call.like(0, indices), "DT_BOOL")
-        indices = call.emitter.op("SelectV2", below, call.binary("Add", indices, sizes), indices, out=indices)
+        indices = _wrapped(call, 1, call.vector([call.size(x, axis) for axis in range(depth)]))
     return call.emitter.op(operators[reduction], x, indices, updates, out=call.out())
 
 
@@ -137,7 +132,7 @@ def _top_k(call: OnnxCall) -> Sequence[Tensor]:
         k = call.emitter.ints(counts[0] if counts else call.integer("k", 1), "DT_INT32")
     outs = [call.out(0), Type("DT_INT32", call.out(1).shape)]
     largest = bool(call.integer("largest", 1))
-    values, indices = call.emitter.op("TopK", x, k, sorted=True, largest=largest, dim=call.axis(-1), out=outs)
+    values, indices = call.emitter.ops("TopK", x, k, sorted=True, largest=largest, dim=call.axis(-1), outs=outs)
     return values, call.cast(indices, "DT_INT64")
 
 

@@ -87,10 +87,7 @@ def _halved(call: OnnxCall, x: Tensor, axis: int) -> Tensor:
 def _count(call: OnnxCall, x: Tensor, begin: int, end: int) -> Tensor:
     """The product of the sizes from axis `begin` to `end`, as a vector of one element."""
     sizes = call.cut(call.shape(x), [begin], [end])
-    out = Type("DT_INT64", (1,))
-    return call.emitter.op(
-        "ReduceProd", sizes, call.emitter.ints([0]), keep_dims=True, noop_with_empty_axes=False, out=out
-    )
+    return call.reduced("ReduceProd", sizes, call.emitter.ints([0]), Type("DT_INT64", (1,)), keep=True)
 
 
 @handles("Transpose")
@@ -149,9 +146,8 @@ def _shape(call: OnnxCall) -> Tensor:
 def _size(call: OnnxCall) -> Tensor:
     x = call.x()
     if x.dtype == "DT_BF16":
-        out = Type("DT_INT64", ())
         axes = call.emitter.ints([0])
-        return call.emitter.op("ReduceProd", call.shape(x), axes, keep_dims=False, noop_with_empty_axes=False, out=out)
+        return call.reduced("ReduceProd", call.shape(x), axes, Type("DT_INT64", ()))
     return call.emitter.op("Size", x, dtype=attr_number("DT_INT64"), out=call.out())
 
 
@@ -176,16 +172,16 @@ def _split(call: OnnxCall) -> Sequence[Tensor]:
     sizes = call.listed("split", 1)
     if sizes is None:
         if call.has(1):
-            return call.emitter.op("SplitV", x, call.x(1), call.emitter.ints(axis), num_split=count, out=outs)
+            return call.emitter.ops("SplitV", x, call.x(1), call.emitter.ints(axis), num_split=count, outs=outs)
         size = x.shape[axis] if x.shape is not None else -1
         sizes = _equal_parts(call, size, count)
     if count == 1:
         return [x]
     if (sizes is None or len(set(sizes)) == 1) and x.dtype != "DT_DOUBLE":
-        return call.emitter.op("SplitD", x, split_dim=axis, num_split=count, out=outs)
+        return call.emitter.ops("SplitD", x, split_dim=axis, num_split=count, outs=outs)
     if sizes is None:
         raise CannotMapError("the sizes of the parts are not known", _FIX)
-    return call.emitter.op("SplitV", x, call.emitter.ints(sizes), call.emitter.ints(axis), num_split=count, out=outs)
+    return call.emitter.ops("SplitV", x, call.emitter.ints(sizes), call.emitter.ints(axis), num_split=count, outs=outs)
 
 
 def _equal_parts(call: OnnxCall, size: int, count: int) -> list[int] | None:
@@ -212,7 +208,7 @@ def _slice(call: OnnxCall) -> Tensor:
     x = call.x()
     begins, ends = call.listed("starts", 1), call.listed("ends", 2)
     count = _length(call, begins)
-    axes, steps = _sliced_axes(call, count), _steps(call, count)
+    axes, steps = _named_axes(call, count), _steps(call, count)
     if x.shape is not None:
         axes = [call.front(axis, x.rank) for axis in axes]
     if begins is None or ends is None:
@@ -254,8 +250,8 @@ def _write_bounds(begins: list[int], ends: list[int], steps: Sequence[int], size
             begins[place], ends[place] = _bounds(begins[place], ends[place], step, size)
 
 
-def _sliced_axes(call: OnnxCall, count: int) -> list[int]:
-    """The axes of a Slice, which are the first ones if it names none."""
+def _named_axes(call: OnnxCall, count: int) -> list[int]:
+    """The axes that a Slice or Pad names, or the first ones if it names none."""
     axes = call.listed("axes", 3)
     if axes is None and call.has(3):
         raise CannotMapError("its axes are computed", "make them constants")
@@ -335,9 +331,7 @@ def _pad(call: OnnxCall) -> Tensor:
 def _pads_of_all_axes(call: OnnxCall, pads: Sequence[int]) -> tuple[list[int], list[int]]:
     """The pads at the beginning and at the end of every axis; 0 for the axes that input 3 does not name."""
     rank = call.x().rank
-    axes = call.integers(3) if call.has(3) else list(range(rank))
-    if axes is None:
-        raise CannotMapError("its axes are computed", "make them constants")
+    axes = _named_axes(call, rank)
     begins, ends = [0] * rank, [0] * rank
     for place, axis in enumerate(axes):
         front = call.front(axis, rank)
@@ -365,9 +359,7 @@ def _spread(call: OnnxCall) -> Tensor:
     pads, rank = call.x(1), call.x().rank
     if not call.has(3):
         return call.cast(pads, "DT_INT64")
-    axes = call.integers(3)
-    if axes is None:
-        raise CannotMapError("its axes are computed", "make them constants")
+    axes = _named_axes(call, rank)
     parts: list[int | Tensor] = [0] * (2 * rank)
     for place, axis in enumerate(axes):
         for side in (0, 1):

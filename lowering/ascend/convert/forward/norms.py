@@ -40,31 +40,41 @@ def _layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     """
     x = call.x()
     axis = call.axis(-1)
-    shape = None if x.shape is None else x.shape[axis:]
     gamma = _of_shape(call, call.x(1), x, axis)
     beta = _of_shape(call, call.x(2), x, axis) if call.has(2) else _zeros(call, gamma)
-    statistics = Type("DT_FLOAT", None if x.shape is None else x.shape[:axis] + (1,) * len(shape or ()))
     reads = call.wanted(1) or call.wanted(2)
     if reads and x.dtype != "DT_FLOAT":
         raise CannotMapError("its mean or deviation is read, which GE gives in another type", "use float32")
-    outs = [call.out(0), statistics, statistics]
-    made = call.emitter.op(
-        "LayerNormV3" if reads else "LayerNorm",
+    made = _normalised(call, "LayerNormV3" if reads else "LayerNorm", x, gamma, beta, axis, 1e-5)
+    return made[: len(call.node.outputs)]
+
+
+def _normalised(
+    call: OnnxCall, op_type: str, x: Tensor, gamma: Tensor, beta: Tensor, axis: int, epsilon: float
+) -> Sequence[Tensor]:
+    """What a LayerNorm gives that runs over the axes from `axis` on. `epsilon` is the default."""
+    statistics = _statistics(x, axis)
+    return call.emitter.ops(
+        op_type,
         x,
         gamma,
         beta,
         begin_norm_axis=axis,
         begin_params_axis=axis,
-        epsilon=call.number("epsilon", 1e-5),
-        out=outs,
+        epsilon=call.number("epsilon", epsilon),
+        outs=[call.out(0), statistics, statistics],
     )
-    return made[: len(call.node.outputs)]
+
+
+def _statistics(x: Tensor, axis: int) -> Type:
+    """The type of a mean or deviation over the axes from `axis` on."""
+    return Type("DT_FLOAT", (*x.sizes[:axis], *(1,) * (x.rank - axis)))
 
 
 def _of_shape(call: OnnxCall, weight: Tensor, x: Tensor, axis: int) -> Tensor:
     """A weight in the shape of the normalised axes; in ONNX it broadcasts to them."""
-    wanted = None if x.shape is None else x.shape[axis:]
-    if wanted is None or weight.shape == wanted:
+    wanted = x.sizes[axis:]
+    if weight.shape == wanted:
         return weight
     if weight.shape is not None and len(weight.shape) == len(wanted) and 1 not in weight.shape:
         return weight  # a size that is unknown on one side only
@@ -84,11 +94,10 @@ def _rms_norm(call: OnnxCall) -> Sequence[Tensor]:
     """The normalised axes are those of the scale."""
     x, axis = call.x(), call.axis(-1)
     gamma = _of_shape(call, call.x(1), x, axis)
-    rest = None if x.shape is None else x.shape[:axis] + (1,) * (x.rank - axis)
-    if len(call.node.outputs) > 1 and call.wanted(1):
+    if call.wanted(1):
         raise CannotMapError("its deviation is read", "leave out what reads it")
-    outs = [call.out(0), Type("DT_FLOAT", rest)]
-    return call.emitter.op("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), out=outs)[:1]
+    outs = [call.out(0), _statistics(x, axis)]
+    return call.emitter.ops("RmsNorm", x, gamma, epsilon=call.number("epsilon", 1e-5), outs=outs)[:1]
 
 
 @handles("BatchNormalization")
@@ -117,15 +126,9 @@ def _instance_norm(call: OnnxCall) -> Tensor:
     """Each channel of each sample is normalised by its own mean and variance."""
     x = call.x()
     axes = call.emitter.ints(range(2, x.rank))
-    shape = None if x.shape is None else x.shape[:2] + (1,) * (x.rank - 2)
-
-    def mean(of: Tensor) -> Tensor:
-        return call.emitter.op(
-            "ReduceMean", of, axes, keep_dims=True, noop_with_empty_axes=False, out=of.with_shape(shape)
-        )
-
-    centred = call.binary("Sub", x, mean(x))
-    variance = mean(call.unary("Square", centred))
+    out = x.with_shape((*x.sizes[:2], *(1,) * (x.rank - 2)))
+    centred = call.binary("Sub", x, call.reduced("ReduceMean", x, axes, out, keep=True))
+    variance = call.reduced("ReduceMean", call.unary("Square", centred), axes, out, keep=True)
     rate = call.unary("Rsqrt", call.binary("Add", variance, call.like(call.number("epsilon", 1e-5), x)))
     scaled = call.binary("Mul", call.binary("Mul", centred, rate), _channels(call, call.x(1), x.rank))
     return call.binary("Add", scaled, _channels(call, call.x(2), x.rank))
@@ -140,16 +143,5 @@ def _skip_layer_norm(call: OnnxCall) -> Sequence[Tensor]:
     if call.has(4):
         total = call.binary("Add", total, call.x(4))
     beta = call.x(3) if call.has(3) else _zeros(call, call.x(2))
-    axis = total.rank - 1
-    statistics = Type("DT_FLOAT", None if total.shape is None else (*total.shape[:-1], 1))
-    made = call.emitter.op(
-        "LayerNorm",
-        total,
-        call.x(2),
-        beta,
-        begin_norm_axis=axis,
-        begin_params_axis=axis,
-        epsilon=call.number("epsilon", 1e-12),
-        out=[call.out(0), statistics, statistics],
-    )
+    made = _normalised(call, "LayerNorm", total, call.x(2), beta, total.rank - 1, 1e-12)
     return [*made, total][: len(call.node.outputs)]

@@ -12,9 +12,10 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.convert.emit import Emitter, Shape, Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.dtypes import attr_number
+from fa_compiler.lowering.ascend.graph import ge_shape
 from fa_compiler.op_registry import dtypes
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, text_attr
+from fa_compiler.passes.ir.nodes import constant, float_attr, input_of, int_attr, is_read, text_attr
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 STANDARD = ""
@@ -89,20 +90,18 @@ class OnnxCall:
 
     def dims(self, index: int) -> tuple[Dim, ...] | None:
         """The symbolic shape of input `index`."""
-        value = self.node.inputs[index] if index < len(self.node.inputs) else None
+        value = input_of(self.node, index)
         return None if value is None else self.info.shape(value)
 
     # -- attributes ------------------------------------------------------------------------------
 
     def integer(self, name: str, default: int) -> int:
         """An integer attribute."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_int()
+        return int_attr(self.node, name, default)
 
     def number(self, name: str, default: float) -> float:
         """A float attribute."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.as_float()
+        return float_attr(self.node, name, default)
 
     def text(self, name: str, default: str) -> str:
         """A string attribute."""
@@ -140,10 +139,7 @@ class OnnxCall:
 
     def wanted(self, index: int) -> bool:
         """Whether anything reads output `index`."""
-        if index >= len(self.node.outputs):
-            return False
-        value = self.node.outputs[index]
-        return bool(value.name) and (bool(value.uses()) or value.is_graph_output())
+        return any(value.name and is_read(value) for value in self.node.outputs[index : index + 1])
 
     # -- emitting --------------------------------------------------------------------------------
 
@@ -217,6 +213,16 @@ class OnnxCall:
         """An operator with two inputs that broadcast."""
         return self.emitter.op(op_type, a, b, out=Type(dtype or a.dtype, broadcast(a.shape, b.shape)))
 
+    def reduced(self, op_type: str, x: Tensor, axes: Tensor, out: Type, keep: bool = False) -> Tensor:
+        """A reduction over some axes, or over none if these are none."""
+        return self.emitter.op(op_type, x, axes, keep_dims=keep, noop_with_empty_axes=False, out=out)
+
+    def positions(self, size: int | Tensor) -> Tensor:
+        """The positions along an axis of this size, in int64."""
+        limit = self.emitter.ints(size) if isinstance(size, int) else self.squeeze(size, [0])
+        out = Type("DT_INT64", (size if isinstance(size, int) else -1,))
+        return self.emitter.op("Range", self.emitter.ints(0), limit, self.emitter.ints(1), out=out)
+
     def unary(self, op_type: str, x: Tensor, **attrs: Any) -> Tensor:
         """An operator that keeps type and shape."""
         return self.emitter.op(op_type, x, out=Type(x.dtype, x.shape), **attrs)
@@ -269,14 +275,8 @@ def type_of(value: ir.Value, info: ShapeInfo) -> Type:
     name = dtypes.from_onnx(int(dtype))
     if name is None:
         raise CannotMapError(f"GE has no type {dtype.name.lower()}, which '{value.name}' has")
-    return Type(name, sizes(info.shape(value)))
-
-
-def sizes(dims: Sequence[Dim] | None) -> Shape:
-    """Symbolic sizes as a GE shape."""
-    if dims is None:
-        return None
-    return tuple(-1 if dim.const is None else dim.const for dim in dims)
+    dims = info.shape(value)
+    return Type(name, None if dims is None else ge_shape([dim.const for dim in dims]))
 
 
 def broadcast(a: Shape, b: Shape) -> Shape:

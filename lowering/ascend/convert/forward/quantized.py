@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.emit import Tensor
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.contractions import matmul
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
@@ -70,16 +70,11 @@ def _quantize_dynamically(call: OnnxCall) -> Sequence[Tensor]:
     x = call.x()
     axes = call.emitter.ints(range(x.rank))
     zero, most = call.like(0, x), call.like(255, x)
-
-    def over(op_type: str) -> Tensor:
-        return call.emitter.op(op_type, x, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(x.dtype, ()))
-
-    low = call.binary("Minimum", over("ReduceMin"), zero)
-    span = call.binary("Sub", call.binary("Maximum", over("ReduceMax"), zero), low)
+    single = x.with_shape(())
+    low = call.binary("Minimum", call.reduced("ReduceMin", x, axes, single), zero)
+    span = call.binary("Sub", call.binary("Maximum", call.reduced("ReduceMax", x, axes, single), zero), low)
     empty = call.binary("Equal", span, zero, "DT_BOOL")
-    scale = call.emitter.op(
-        "SelectV2", empty, call.like(1, x), call.binary("RealDiv", span, most), out=Type(x.dtype, ())
-    )
+    scale = call.emitter.op("SelectV2", empty, call.like(1, x), call.binary("RealDiv", span, most), out=single)
 
     def inside(value: Tensor) -> Tensor:
         return call.binary("Minimum", call.binary("Maximum", value, zero), most)

@@ -83,4 +83,4 @@ def _global_max(call: OnnxCall) -> Tensor:
 
 def _over_space(call: OnnxCall, op_type: str) -> Tensor:
     axes = call.emitter.ints(range(2, call.x().rank))
-    return call.emitter.op(op_type, call.x(), axes, keep_dims=True, noop_with_empty_axes=False, out=call.out())
+    return call.reduced(op_type, call.x(), axes, call.out(), keep=True)

@@ -53,7 +53,7 @@ def _layer_norm_grad(call: OnnxCall) -> Sequence[Tensor]:
     if axis != x.rank - 1:
         raise CannotMapError("it normalises several axes", "normalise the last axis only")
     outs = [Type(x.dtype, x.shape), Type("DT_FLOAT", gamma.shape), Type("DT_FLOAT", gamma.shape)]
-    dx, dgamma, dbeta = call.emitter.op("LayerNormGradV3", dy, x, rate, mean, gamma, out=outs)
+    dx, dgamma, dbeta = call.emitter.ops("LayerNormGradV3", dy, x, rate, mean, gamma, outs=outs)
     return [dx, call.cast(dgamma, gamma.dtype), call.cast(dbeta, gamma.dtype)][: len(call.node.outputs)]
 
 
@@ -113,9 +113,7 @@ def _cross_entropy_grad(call: OnnxCall) -> Tensor:
     dy = call.squeeze(dy, list(range(dy.rank)))
     if reduction == "mean":
         axes = call.emitter.ints(range(labels.rank))
-        total = call.emitter.op(
-            "ReduceSum", weight, axes, keep_dims=False, noop_with_empty_axes=False, out=Type(dtype, ())
-        )
+        total = call.reduced("ReduceSum", weight, axes, Type(dtype, ()))
         dy = call.binary("RealDiv", dy, call.binary("Maximum", total, one))
     return call.binary("Mul", call.binary("Mul", gap, call.unsqueeze(weight, [1])), dy)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
+from fa_compiler.passes.ir.nodes import attribute_values
 
 _FIX = "fix the sizes with --input-shape"
 
@@ -133,7 +134,8 @@ def _exact(
 
 @handles("Resize", "Upsample")
 def _resize(call: OnnxCall) -> Tensor:
-    """GE's Resize is that of ONNX's opset 11. The attributes that opset 18 added must have their defaults."""
+    """GE's Resize is that of ONNX's opset 11, with the same attributes and defaults. The attributes that opset 18 added
+    must have their defaults."""
     if call.opset < 11:
         return _scaled(call)
     added = {"antialias": 0, "axes": None, "keep_aspect_ratio_policy": "stretch"}
@@ -144,21 +146,9 @@ def _resize(call: OnnxCall) -> Tensor:
     x, roi, scales, sizes = call.x(), _unless_empty(call, 1), _unless_empty(call, 2), call.optional(3)
     if sizes is not None:
         scales = None
-    return call.emitter.op(
-        "Resize",
-        x,
-        roi,
-        scales,
-        sizes,
-        coordinate_transformation_mode=call.text("coordinate_transformation_mode", "half_pixel"),
-        cubic_coeff_a=call.number("cubic_coeff_a", -0.75),
-        exclude_outside=call.integer("exclude_outside", 0),
-        extrapolation_value=call.number("extrapolation_value", 0.0),
-        mode=call.text("mode", "nearest"),
-        nearest_mode=call.text("nearest_mode", "round_prefer_floor"),
-        out=call.out(),
-        layouts={"x": "NCHW", "y": "NCHW"} if x.rank == 4 else {},
-    )
+    given = {name: value for name, value in attribute_values(call.node).items() if name not in added}
+    layouts = {"x": "NCHW", "y": "NCHW"} if x.rank == 4 else {}
+    return call.emitter.op("Resize", x, roi, scales, sizes, **given, out=call.out(), layouts=layouts)
 
 
 def _unless_empty(call: OnnxCall, index: int) -> Tensor | None:
