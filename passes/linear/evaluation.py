@@ -180,8 +180,6 @@ class Evaluation:
                 return _CONTROL[node.op_type](self, node)
             except (ValueError, IndexError) as error:  # shapes or numbers of values that do not fit
                 raise FailedError(f"{node.op_type} {node.name}: {error}") from None
-        if is_op(node, "Constant"):
-            return [self._leaf(node.outputs[0])]
         operands = self._operands(node)
         self.meetings.add(node, operands)
         self._expect_small(node, operands)
@@ -191,15 +189,17 @@ class Evaluation:
         with_sums = not self.exponents.isdisjoint(node.outputs)
         try:
             results = evaluated(node, operands, dtype, with_sums)
-        except UnknownError:
-            results = None
-        if results is None:  # whatever it gives: what is proven holds for every number
-            return [self._leaf(output) for output in node.outputs]
+        except UnknownError:  # whatever it gives: what is proven holds for every number
+            return self._leaves(node)
         for result in results:
             self._meet(result)
             self.elements[node] = max(self.elements.get(node, 0), math.prod(result.shape))
         self._note_ends(node, operands)
         return results
+
+    def _leaves(self, node: ir.Node) -> list[Sequenced]:
+        """Constants, or random numbers in the place of what a node gives."""
+        return [self._leaf(output) for output in node.outputs]
 
     def _note_ends(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note where the integers begin and end that a comparison or the like reads."""
@@ -407,6 +407,7 @@ class Evaluation:
 
 
 _CONTROL: Mapping[str, Callable[[Evaluation, ir.Node], Sequence[Sequenced]]] = {
+    "Constant": Evaluation._leaves,
     "Loop": Evaluation._loop,
     "Scan": Evaluation._scan,
     "If": Evaluation._if,

@@ -55,10 +55,7 @@ class Truth:
             for node in self.steps:
                 arrays = map(single, node.inputs)
                 operands = [tensor if array is None else exact(array) for array in arrays]
-                results = evaluated(node, operands, point.info.dtype(node.inputs[0]), False)
-                if results is None:
-                    return None
-                (tensor,) = results
+                (tensor,) = evaluated(node, operands, point.info.dtype(node.inputs[0]), False)
         except FailedError:
             return None
         return tensor if tensor.exact is None else None
