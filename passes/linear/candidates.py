@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import FLOATS, inputs_of, is_op, number_of, reached
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
@@ -54,6 +55,11 @@ class Sizes:
     heads: int
     key: int
     value: int
+
+    @property
+    def of_state(self) -> dict[str, int]:
+        """The sizes of the axes of a state."""
+        return {"b": self.batch, "h": self.heads, "k": self.key, "v": self.value}
 
 
 def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
@@ -134,9 +140,7 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
     power, [B,T,H,1 or Dk]. None where the value has another size, or is not the same along what is cut."""
     tensor = point.tensor(operand.value)
     numbers = tensor.powers() if operand.logarithmic else tensor.numbers()
-    if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
-        return None
-    return arranged_as(numbers, operand, sizes)
+    return if_known(arranged_as, if_known(cut, numbers, operand.cut), operand, sizes)
 
 
 def arranged_as(numbers: np.ndarray, operand: Operand, sizes: Sizes) -> np.ndarray | None:
@@ -165,6 +169,8 @@ def rows_of(operand: Operand, sizes: Sizes) -> dict[str, int]:
 
 def cut(numbers: np.ndarray, count: int) -> np.ndarray | None:
     """An array at index 0 of its last dimensions; None where it differs along them."""
+    if not count:
+        return numbers
     if numbers.ndim < count:
         return None
     flat = numbers.reshape(*numbers.shape[: numbers.ndim - count], -1)

@@ -288,7 +288,7 @@ class Emitter:
 
     def _state(self, state: State) -> ir.Value:
         """A state as [B,H,Dk,Dv]."""
-        sizes, value = self._state_sizes, state.value
+        sizes, value = self.match.sizes.of_state, state.value
         given = self.builder.info.dtype(value)
         for last in self.match.states:
             wanted = self.builder.info.dtype(last.value)
@@ -304,11 +304,6 @@ class Emitter:
         left = [node for node in readers if not (is_op(node, *PRODUCTS) and region.depth(node.outputs[0]))]
         are_casts = all(is_op(reader, "Cast") and int_attr(reader, "to", 0) == dtype for reader in left)
         return are_casts and not state.is_graph_output()
-
-    @property
-    def _state_sizes(self) -> dict[str, int]:
-        sizes = self.match.sizes
-        return {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
 
     def _rows(self, operand: Operand, query: ir.Value) -> ir.Value:
         """A number for each token and head, or also for each key dimension, as [B,T,H] or [B,T,H*Dk]."""
@@ -367,7 +362,7 @@ class Emitter:
         return self._cast(made, operand.value)
 
     def _as_state(self, state: ir.Value, wanted: State) -> ir.Value:
-        made = self._returned(state, ["b", "h", "k", "v"], wanted.value, wanted.order, self._state_sizes)
+        made = self._returned(state, ["b", "h", "k", "v"], wanted.value, wanted.order, self.match.sizes.of_state)
         return self._cast(made, wanted.value)
 
     def _cast(self, made: ir.Value, old: ir.Value) -> ir.Value:
