@@ -10,7 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.ir.nodes import FLOATS, inputs_of, is_op, number_of, reached
+from fa_compiler.passes.ir.nodes import FLOATS, inputs_of, is_op, number_of, reached, source_through
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.regions import Region
@@ -74,7 +74,7 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
         if value in seen or region.depth(value) or info.dtype(value) not in FLOATS:
             continue
         seen.add(value)
-        part = (_whole(value), info.shape(value))
+        part = (source_through(value, *MOVERS), info.shape(value))  # what it is a part of, or holds
         parts[part] += 1
         if parts[part] <= MOST_PARTS:
             found[value] = steps
@@ -83,21 +83,8 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
             same, further = _sources(node)
             pending[:0] = [(source, steps) for source in same]
             pending.extend((source, steps + 1) for source in further if steps < STEPS_BACK)
-    places = {node: place for place, node in enumerate(region.nodes)}
-
-    def place(value: ir.Value) -> int:
-        maker = value.producer()
-        return -1 if maker is None else places.get(maker, -1)
-
-    return dict(sorted(found.items(), key=lambda item: place(item[0]), reverse=True))
-
-
-def _whole(value: ir.Value) -> ir.Value:
-    """What a value is a part of, or holds in another arrangement."""
-    node = value.producer()
-    while is_op(node, *MOVERS) and (source := node.inputs[0]) is not None:
-        value, node = source, source.producer()
-    return value
+    places = {output: place for place, node in enumerate(region.nodes) for output in node.outputs}
+    return dict(sorted(found.items(), key=lambda item: places.get(item[0], -1), reverse=True))
 
 
 def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 
 import onnx_ir as ir
 
@@ -248,17 +248,18 @@ def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node
 
 
 def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo) -> set[ir.Node]:
-    """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions."""
-    nodes = set[ir.Node]()
-    pending = makers_of(exits)
-    while pending and len(nodes) <= MOST_NODES:
-        node = pending.pop()
-        if node in nodes or node.graph is not graph or not _is_evaluated(node, info, depths):
-            continue
-        nodes.add(node)
+    """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions. Of too many
+    nodes it is a part that is too large."""
+
+    def evaluated(values: Iterable[ir.Value]) -> list[ir.Node]:
+        makers = (maker for maker in makers_of(values) if maker.graph is graph)
+        return [maker for maker in makers if _is_evaluated(maker, info, depths)]
+
+    def sources(node: ir.Node) -> list[ir.Node]:
         read = values_read(node)
-        pending += makers_of(depths.keys() & read if is_op(node, "Shape") else read)
-    return nodes
+        return evaluated(depths.keys() & read if is_op(node, "Shape") else read)
+
+    return set(islice(reached(evaluated(exits), sources), MOST_NODES + 1))
 
 
 def _is_evaluated(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:
