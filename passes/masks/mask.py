@@ -72,6 +72,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import (
     FINITE_SCORES,
@@ -175,12 +176,11 @@ class MaskPlan:
     @property
     def without_guard(self) -> MaskPlan:
         """The same plan without its guard."""
-        fallback = None if self.fallback is None else self.fallback.without_guard
-        return replace(self, nan_rows="", fallback=fallback)
+        return replace(self, nan_rows="", fallback=if_known(lambda plan: plan.without_guard, self.fallback))
 
     def assuming(self, *words: str) -> MaskPlan:
         """The same plan under further assumptions of the user."""
-        fallback = None if self.fallback is None else self.fallback.assuming(*words)
+        fallback = if_known(lambda plan: plan.assuming(*words), self.fallback)
         return replace(self, assumed=tuple(sorted({*self.assumed, *words})), fallback=fallback)
 
 
@@ -667,10 +667,7 @@ class MaskPlanner:
         """What the report says of a mask that holds every excluded key; None where the target takes the structure."""
         if isinstance(structured, NoStructure):
             return structured.missed(node)
-        reason = self._why_dense(structured)
-        if reason is None:
-            return None
-        return Missed(MissedCode.DENSE_MASK, reason, label(node))
+        return if_known(lambda reason: Missed(MissedCode.DENSE_MASK, reason, label(node)), self._why_dense(structured))
 
     def _why_dense(self, structured: Structure) -> str | None:
         """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""
