@@ -33,6 +33,7 @@ from fa_compiler.passes.ir.nodes import (
     first,
     inputs_of,
     is_op,
+    makers_of,
     producer,
     reached,
     subgraphs,
@@ -304,12 +305,11 @@ class Prover:
         """What is chosen by truth values between the operands and the results; None where nothing is."""
 
         def sources(value: ir.Value) -> list[ir.Value]:
-            node = value.producer()
-            return [] if node is None or value in operands or not self._makes(value) else values_read(node)
+            return [] if value in operands or not self._makes(value) else values_read(certain(value.producer()))
 
         if not point.choices:
             return None
-        makers = without_none(value.producer() for value in reached(results, sources) if value not in operands)
+        makers = makers_of(value for value in reached(results, sources) if value not in operands)
         inner = (node for maker in makers for graph in subgraphs(maker) for node in all_nodes(graph))
         return next((node.outputs[0] for node in (*makers, *inner) if node in point.choices), None)
 
@@ -362,11 +362,13 @@ class Prover:
     def _numbers(self, looks: _Looks, walk: Walk, names: Sequence[str] = ()) -> Numbers:
         """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
         a small number is not followed."""
-        found, members, firsts = looks.meetings.numbers(names), self.region.members, looks.firsts
+        found, hides = looks.meetings.numbers(names), looks.meetings.hides(self.region.members)
         turns = walk.turns if walk.followed >= {*looks.meetings.small()} else None
-        is_unclear = found.is_unclear or turns is None or firsts is None or looks.meetings.hides(members)
-        added, begun = found.added | (firsts or set()), (firsts or set()) if looks.begun else set()
-        return replace(found, turns=turns or set(), added=added, begun=begun, is_unclear=is_unclear)
+        known = all_known((looks.firsts, turns))
+        if known is None or hides:
+            return replace(found, is_unclear=True)
+        firsts, turned = known
+        return replace(found, turns=turned, added=found.added | firsts, begun=firsts if looks.begun else set())
 
     def _is_even(
         self, looks: _Looks, names: Sequence[str], sizes: Mapping[str, int], looked_at: Collection[int]
