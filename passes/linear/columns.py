@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.ir.nodes import all_known, instances, is_op, without_none
+from fa_compiler.passes.ir.nodes import all_known, input_of, instances, is_op, without_none
 from fa_compiler.passes.linear.operators import EXACT, evaluated
 from fa_compiler.passes.linear.tensors import Tensor, UnknownError, exact
 from fa_compiler.passes.ops.movers import ARRAY_MOVES
@@ -127,9 +127,8 @@ def of_lengths(arrays: Sequence[np.ndarray]) -> Column | Ragged:
 
 def exact_results(node: ir.Node, operands: Sequence[Tensor | None], info: ShapeInfo) -> list[np.ndarray] | None:
     """The numbers that a node gives; None where they are not known. Raises FailedError where it fails."""
-    dtype = info.dtype(node.inputs[0]) if node.inputs else None
     try:
-        results = evaluated(node, operands, dtype, False)
+        results = evaluated(node, operands, info.dtype(input_of(node, 0)), False)
     except UnknownError:
         return None
     return all_known(result.exact for result in results) or None

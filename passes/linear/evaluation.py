@@ -18,6 +18,7 @@ from fa_compiler.passes.ir.nodes import (
     STANDARD,
     all_known,
     constant,
+    input_of,
     inputs_of,
     instances,
     int_attr,
@@ -185,7 +186,7 @@ class Evaluation:
         self._expect_small(node, operands)
         if chooses(node, operands):
             self.choices.add(node)
-        dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
+        dtype = self.info.dtype(input_of(node, 0))
         with_sums = not self.exponents.isdisjoint(node.outputs)
         try:
             results = evaluated(node, operands, dtype, with_sums)
@@ -212,9 +213,8 @@ class Evaluation:
 
     def _operands(self, node: ir.Node) -> list[Tensor | None]:
         """What a node reads. Of a tensor whose Shape is read, the numbers are not needed."""
-        first = node.inputs[0] if is_op(node, "Shape") else None
-        if first is not None and first not in self.known:
-            return [Tensor(self.shape(first))]
+        if is_op(node, "Shape") and operand_at(node, 0) not in self.known:
+            return [Tensor(self.shape(operand_at(node, 0)))]
         return [if_known(self.tensor, value) for value in node.inputs]
 
     def _expect_small(self, node: ir.Node, operands: Iterable[Tensor | None]) -> None:

@@ -50,11 +50,12 @@ between them.
 from __future__ import annotations
 
 import math
+import operator
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, combinations, combinations_with_replacement, islice, permutations, product
+from itertools import chain, combinations, combinations_with_replacement, islice, permutations, product, zip_longest
 from typing import TypeAlias
 
 import numpy as np
@@ -69,6 +70,7 @@ from fa_compiler.passes.ir.nodes import (
     makers_of,
     nodes_of_type,
     reached,
+    sole,
     without_none,
 )
 from fa_compiler.passes.linear.operators import EXACT, RULES
@@ -171,7 +173,7 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note:
     if not is_new:
         return note
     ends = _ends_of_runs(array)
-    return replace(note, numbers=ends, is_uniform=ends is not None and len(ends) == 1)
+    return replace(note, numbers=ends, is_uniform=sole(ends) is not None)
 
 
 def _finite_ends(array: np.ndarray) -> tuple[float, float]:
@@ -579,9 +581,8 @@ class _Operand:
         """Is it one of positions? Its shape varies, its elements are known and differ, and are no truth values."""
         if not self.is_sequence:
             return False
-        ends = [note.ends for note in self.notes]
-        least, most = min(start for start, _ in ends), max(end for _, end in ends)
-        return any(start < end for start, end in ends) and max(abs(least), abs(most)) > 1
+        starts, ends = zip(*(note.ends for note in self.notes), strict=True)
+        return any(map(operator.lt, starts, ends)) and max(abs(min(starts)), abs(max(ends))) > 1
 
     @cached_property
     def constants(self) -> tuple[float, ...]:
@@ -618,10 +619,8 @@ class _Met:
     @cached_property
     def operands(self) -> list[_Operand]:
         """Its operands, as many as the longest row has."""
-        return [*map(self._noted, range(max(map(len, chain.from_iterable(self.points)))))]
-
-    def _noted(self, index: int) -> _Operand:
-        return _Operand([[row[index] if index < len(row) else NO_NOTE for row in point] for point in self.points])
+        columns = [[*zip_longest(*point, fillvalue=NO_NOTE)] for point in self.points]
+        return [*map(_Operand, zip_longest(*columns, fillvalue=(NO_NOTE,)))]
 
     def operand(self, index: int) -> _Operand:
         """One of its operands; `NO_OPERAND` beyond the last one."""

@@ -53,7 +53,12 @@ Rule: TypeAlias = Callable[["Call"], list[Tensor]]
 RULES: dict[str, Rule] = {}
 SUMS: set[str] = set()
 """The operators through which exponents are followed as sums."""
-FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
+FLOAT_BITS: Mapping[ir.DataType | None, int] = {
+    ir.DataType.FLOAT16: 16,
+    ir.DataType.BFLOAT16: 16,
+    ir.DataType.FLOAT: 32,
+    ir.DataType.DOUBLE: 64,
+}
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FAR = 128
 FAR_IN_16_BITS = 2
@@ -150,7 +155,7 @@ def _cast(call: Call) -> list[Tensor]:
 
 def holds(wanted: ir.DataType | None, given: ir.DataType | None) -> bool:
     """Does a floating-point type hold all numbers of another? Of the two of 16 bits none holds those of the other."""
-    if wanted is None or given is None or not {wanted, given} <= FLOAT_BITS.keys():
+    if not {wanted, given} <= FLOAT_BITS.keys():
         return False
     return wanted == given or FLOAT_BITS[wanted] > FLOAT_BITS[given]
 

@@ -150,8 +150,7 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
     if is_op(node, *PRODUCTS):
         return not _is_layer(node, info, depths)
     if is_op(node, "Cast"):
-        given = node.inputs[0]
-        return given is not None and holds(info.dtype(node.outputs[0]), info.dtype(given))
+        return holds(info.dtype(node.outputs[0]), info.dtype(node.inputs[0]))
     return True
 
 
@@ -224,22 +223,19 @@ def _groups(exits: Sequence[ir.Value], depths: Mapping[ir.Value, int]) -> list[l
     for value in exits:
         own: list[ir.Node] = []
         groups.append(own)
-        maker = value.producer()
-        for node in list(reached([maker], lambda each: _deep_sources(each, depths))):
-            if node is None or (other := group_of.get(node)) is own:
-                continue
-            if other is None:
-                own.append(node)
+        for node in list(reached(makers_of([value]), lambda each: _deep_sources(each, depths))):
+            if node not in group_of:
                 group_of[node] = own
-                continue
-            groups.remove(other)
-            own.extend(other)
-            group_of.update(dict.fromkeys(other, own))
+                own.append(node)
+            elif (other := group_of[node]) is not own:
+                groups.remove(other)
+                own.extend(other)
+                group_of.update(dict.fromkeys(other, own))
     return groups
 
 
-def _deep_sources(node: ir.Node | None, depths: Mapping[ir.Value, int]) -> list[ir.Node | None]:
-    return [] if node is None else [value.producer() for value in values_read(node) if value in depths]
+def _deep_sources(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node]:
+    return makers_of(value for value in values_read(node) if value in depths)
 
 
 def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node]:
