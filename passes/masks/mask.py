@@ -86,7 +86,7 @@ from fa_compiler.passes.answer.options import (
     Options,
 )
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, instances, is_op, opset
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, instances, nodes_of_type, opset
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -239,7 +239,7 @@ class MaskPlanner:
         """What the user vouches for beside a floor that is a Clip. Such a Clip has no upper limit, and ONNX then takes
         the largest finite number for it: a score of infinity becomes finite, and the operator gives NaN for its row.
         Raises Decline where the user does not."""
-        clip = next((term.node for term in terms if isinstance(term, Floor) and is_op(term.node, "Clip")), None)
+        clip = next(nodes_of_type((floor.node for floor in instances(terms, Floor)), "Clip"), None)
         if clip is None:
             return ()
         if not self.options.takes_scores_as_finite:
@@ -265,7 +265,7 @@ class MaskPlanner:
     def _without_half_floors(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[str, ...]]:
         """The terms without floors at the lowest number of float16, and what the user vouches for, so that they show
         nowhere. Raises Decline where the user does not."""
-        floors = [term for term in terms if isinstance(term, Floor) and term.floor > DOMINATING]
+        floors = [floor for floor in instances(terms, Floor) if floor.floor > DOMINATING]
         if not floors:
             return terms, ()
         rest = tuple(term for term in terms if term not in floors)
@@ -331,7 +331,7 @@ class MaskPlanner:
         """The plan for ONNX's Attention, which gives 0 for a row whose every key is excluded. Its kernels take -inf and
         the lowest number of a float mask for excluded. Raises Decline where the bias may hold such numbers, unless they
         are -inf and a guard makes such a row 0, or the user says that no row is masked everywhere."""
-        guarded = bool(plan.nan_rows) and not any(isinstance(step, Floor) for step in plan.bias)
+        guarded = bool(plan.nan_rows) and not instances(plan.bias, Floor)
         risky = next((step for step in plan.bias if self._may_exclude(step, guarded)), None)
         if risky is None:
             return plan
@@ -476,7 +476,7 @@ class MaskPlanner:
         if not masks:
             return None
         value, infinite = max(masks.values()), live.added_masks_are_infinite
-        filled = NO_EMPTY_ROWS in self.options.assume or self.never_empty(live.terms)
+        filled = self._fills_rows(live.terms)
         if not (len(masks) == 1 or filled or (infinite and value == -math.inf)):
             return None
         # A row that is masked everywhere shows whether biases are lost in a finite number. A moderate one loses none.
@@ -686,7 +686,7 @@ class MaskPlanner:
         if terms not in self._structures:
             masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
             vouched = SAME_SIZES in self.options.assume
-            biases = [term for term in terms if isinstance(term, Add) and term not in masks]
+            biases = [term for term in instances(terms, Add) if term not in masks]
             cuts = self.options.target == "ort" and all(opset(term.node) >= SLICE_SINCE for term in masks)
             self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, vouched, biases, cuts)
         return self._structures[terms]
@@ -705,6 +705,10 @@ class MaskPlanner:
         masks = self._masks(terms)
         return self.structure(terms).never_empty or (len(masks) == 1 and self._constant_keeps_keys(masks[0]))
 
+    def _fills_rows(self, terms: tuple[Term, ...]) -> bool:
+        """Does every row have a key, by proof or because the user says so?"""
+        return NO_EMPTY_ROWS in self.options.assume or self.never_empty(terms)
+
     def _constant_keeps_keys(self, mask: MaskTerm) -> bool:
         """Is a mask a constant as wide as the keys that leaves every row a key?"""
         value, dims, resolve = mask.operand.value, mask.operand.dims, self.viewer.space.resolve
@@ -721,7 +725,7 @@ class MaskPlanner:
         guard = guard.beside(value)
         if self.as_bias:
             return False
-        if NO_EMPTY_ROWS in self.options.assume or self.never_empty(live.terms) or guard is RowGuard.SELECTION:
+        if self._fills_rows(live.terms) or guard is RowGuard.SELECTION:
             return True
         if self.values.sink_lower_bound is not None:
             # A fully masked row then attends to the sink alone, unless the sink is as low as the mask.

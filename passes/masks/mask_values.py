@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.intervals import Interval
 from fa_compiler.passes.answer.options import MASKS_DOMINATE
-from fa_compiler.passes.ir.nodes import sole
+from fa_compiler.passes.ir.nodes import instances, sole
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import (
     ASSUMED_MASK,
@@ -91,7 +91,7 @@ class TermValues:
         number = self.viewer.facts.sets.only(term.operand.value)
         if number is None:
             return False
-        replaced = any(isinstance(later, Select) and later.fill > DOMINATING for later in terms[index + 1 :])
+        replaced = any(later.fill > DOMINATING for later in instances(terms[index + 1 :], Select))
         shows = replaced or self.sink_lower_bound is not None
         return number == 0.0 or (abs(number) <= most and not shows)
 
@@ -117,7 +117,7 @@ class TermValues:
     def stays_above(self, terms: tuple[Term, ...], index: int, fill: float) -> bool:
         """Is an addend proven to be far above a mask's fill, whatever factors follow? It may have any size."""
         interval = self._interval(terms[index])
-        positive = all(later.factor > 0 for later in terms[index + 1 :] if isinstance(later, Scale))
+        positive = all(later.factor > 0 for later in instances(terms[index + 1 :], Scale))
         if interval is None or not positive:
             return self.is_small_beside(terms, index, fill)
         return fill == -math.inf or _largest(max(-interval[0], 0.0), terms[index + 1 :]) < -fill * SMALL_SHARE
@@ -213,8 +213,7 @@ def _scaled(numbers: frozenset[float], factor: float, dtype: ir.DataType | None)
 def _largest(size: float, later: tuple[Term, ...]) -> float:
     """The largest that a number of this size becomes by the factors after it."""
     largest = size
-    for term in later:
-        if isinstance(term, Scale):
-            size *= abs(term.factor)
-            largest = max(largest, size)
+    for term in instances(later, Scale):
+        size *= abs(term.factor)
+        largest = max(largest, size)
     return largest

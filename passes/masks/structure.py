@@ -42,7 +42,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace, flat_axes
 from fa_compiler.passes.algebra.formula import (
     TRUE,
     Affine,
@@ -401,8 +401,8 @@ class _TermReader:
 
     def _run_along_all(self, parts: list[_Part], place: _Placed) -> bool:
         """Do the padding or the labels run along all dimensions in which the mask may enlarge the scores?"""
-        along = {axis for part in parts if isinstance(part, Padding) for axis in part.given.axes}
-        labelled = {axis for part in parts if isinstance(part, Packing) for dim in part.dims for axis in dim}
+        along = {axis for part in instances(parts, Padding) for axis in part.given.axes}
+        labelled = {axis for part in instances(parts, Packing) for axis in flat_axes(part.dims)}
         known = {place.row, place.column, *along}
         enlarging = [k for k, size in enumerate(place.shape) if size.const != 1 and k not in known]
         return all(place.dims[k] and set(place.dims[k]) <= labelled for k in enlarging)
@@ -518,7 +518,7 @@ class _TermReader:
 
     def _band_with_prefix(self, part: Some, place: _Placed) -> Band | None:
         """The band with a prefix that two alternatives make: an upper bound on j - i, and one on j alone."""
-        limits = [inner.affine for inner in part.parts if isinstance(inner, AtLeastZero)]
+        limits = [inner.affine for inner in instances(part.parts, AtLeastZero)]
         if len(part.parts) != 2 or len(limits) != 2:
             return None
         for limit, keys in (limits, limits[::-1]):
