@@ -28,6 +28,7 @@ from fa_compiler.passes.ir.nodes import (
     outputs_of,
     subgraphs,
     values_read,
+    without_absent,
     without_none,
 )
 from fa_compiler.passes.linear.field import hashed
@@ -259,7 +260,7 @@ class Evaluation:
         """The integers that a body has in this iteration, and that are the same in every run."""
         values = [*graph.inputs, *outputs_of(graph.all_nodes())]
         known = {value: tensor for value in values if isinstance(tensor := self.known.get(value), Tensor)}
-        return {value: array for value, tensor in known.items() if (array := tensor.integers) is not None}
+        return without_absent({value: tensor.integers for value, tensor in known.items()})
 
     def _note_first(self, graph: ir.Graph, step: int) -> None:
         """Note what the integers of a body are in the first iteration, as two of them tell: a branch may have none

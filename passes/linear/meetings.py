@@ -66,6 +66,7 @@ from fa_compiler.passes.ir.nodes import (
     all_known,
     instances,
     int_attr,
+    ints_attr,
     is_op,
     makers_of,
     nodes_of_type,
@@ -946,8 +947,7 @@ class _Pad(_Part):
 
     def numbers(self, counts_floats: bool) -> Iterator[float]:
         """What is put before or behind along an axis that varies."""
-        listed_pads = self.node.attributes.get("pads")
-        pads = self.operand(1).constants if listed_pads is None else tuple(listed_pads.as_ints())
+        pads = (*ints_attr(self.node, "pads", ()), *self.operand(1).constants)
         rank = len(pads) // 2
         axes = self.operand(3).constants or range(rank)
         for axis, *ends in zip(axes, pads[:rank], pads[rank:], strict=False):
@@ -960,8 +960,7 @@ class _Split(_Part):
 
     def numbers(self, counts_floats: bool) -> Iterable[float]:
         """The sizes of the parts along an axis that varies."""
-        given = self.node.attributes.get("split")
-        sizes = self.operand(1).constants if given is None else given.as_ints()
+        sizes = (*ints_attr(self.node, "split", ()), *self.operand(1).constants)
         return sizes if self._axis_varies(self._axis) else ()
 
     def steps(self) -> Iterable[int]:
@@ -1012,10 +1011,8 @@ class _Slice(_Lookup):
 
     def _axes(self) -> Sequence[int]:
         """The axes that it cuts."""
-        given = self.node.attributes.get("axes")
-        if given is not None:
-            return list(given.as_ints())
-        return [*map(int, self.operand(3).constants)] or range(self._count)
+        given = (*ints_attr(self.node, "axes", ()), *map(int, self.operand(3).constants))
+        return given or range(self._count)
 
     @property
     def _count(self) -> int:

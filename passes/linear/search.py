@@ -352,7 +352,7 @@ class Search:
             fits = without_state
             if first is not None:
                 self.work += firsts.size
-                fits = firsts.fitting(_few(_decayed(columns(first), power)), self.scales)
+                fits = firsts.fitting(_decayed(_few(columns(first)), power, 0), self.scales)
             if self.work > self.limit:
                 self.left.append((output, sizes))
                 return
@@ -514,12 +514,9 @@ class _Choices:
 
     def token(self, place: int, before: np.ndarray, power: np.ndarray | None, reads: Sequence[np.ndarray]) -> Token:
         """A token of a few heads, with the state before it, the powers of all decays, and rows that may read it."""
-        after = before
-        if power is not None:
-            after = _times_decay(before, _few(power[:, place]))
         first = self.seconds if place else self.firsts
         rows = np.stack([_few(array[:, place]) for array in reads])
-        return Token(first.goal, first.keys, first.values, rows, before, after)
+        return Token(first.goal, first.keys, first.values, rows, before, _decayed(before, power, place))
 
     def with_correction(
         self, fit: Fit, reads: Sequence[Operand], scales: Mapping[int, float], output: Operand
@@ -620,15 +617,11 @@ def _few(array: np.ndarray) -> np.ndarray:
     return flat[sorted({0, min(1, len(flat) - 1), len(flat) - 1})]
 
 
-def _decayed(state: np.ndarray, power: np.ndarray | None) -> np.ndarray:
-    """The first state after the decay of the first token."""
+def _decayed(state: np.ndarray, power: np.ndarray | None, place: int) -> np.ndarray:
+    """The state of a few heads after the decay of a token: a number for each head, or for each key dimension."""
     if power is None:
         return state
-    return _times_decay(state, power[:, 0])
-
-
-def _times_decay(state: np.ndarray, decay: np.ndarray) -> np.ndarray:
-    """A state times a decay of each head, or of each key dimension."""
+    decay = _few(power[:, place])
     return times(state, decay if decay.ndim == state.ndim else decay[..., None])
 
 

@@ -271,6 +271,10 @@ class _Placed:
     row: int | None
     column: int | None
 
+    def size(self, dimension: int | None, whole: Dim) -> Dim:
+        """The size of the rows or the keys; the whole one where the mask does not run along them."""
+        return whole if dimension is None else self.shape[dimension]
+
     @property
     def ends(self) -> tuple[Affine, Affine] | None:
         """The index of the row and that of the key; None where the mask does not run along both."""
@@ -338,7 +342,7 @@ class _TermReader:
         """The parts of the term's mask, which the user says to be as large as the scores. Raises _Unstructured."""
         place, known = self._placed(term), dict(self.always_known)
         for dimension, size in zip((place.row, place.column), (self._rows, self.sizes[1]), strict=True):
-            own = size if dimension is None else place.shape[dimension]
+            own = place.size(dimension, size)
             atoms = [part.single_atom for part in (own, *own.broadcast_parts) if part != size]
             known.update((atom, size) for atom in without_none(atoms))
         placed = replace(term.operand, never_enlarges=True)
@@ -451,17 +455,17 @@ class _TermReader:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
         has not. Raises _Unstructured."""
         place, rows, columns = self._placed(term), self._rows, self.sizes[1]
-        shape, row, column = place.shape, place.row, place.column
+        own_rows, own_columns = place.size(place.row, rows), place.size(place.column, columns)
         name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
-        if column is not None and shape[column] != columns:
-            cap = cap_of(shape[column], columns)
+        if own_columns != columns:
+            cap = cap_of(own_columns, columns)
             if cap is None:
-                reason = f"the {shape[column]} columns of {name} are not proven to be the {columns} keys of the scores"
+                reason = f"the {own_columns} columns of {name} are not proven to be the {columns} keys of the scores"
                 return _Unstructured(reason, ONE_NAME)
             known.append(Dim(cap) - columns)
-        if row is not None and simplify_given(shape[row], known) != rows:
-            reason = f"the {shape[row]} rows of {name} are not proven to be the {rows} rows of the scores"
+        if place.row is not None and simplify_given(own_rows, known) != rows:
+            reason = f"the {own_rows} rows of {name} are not proven to be the {rows} rows of the scores"
             return _Unstructured(reason, ONE_NAME)
         return None
 
@@ -474,7 +478,7 @@ class _TermReader:
         repeated. Raises _Unstructured.
         """
         place = self._placed(term)
-        if place.row is not None and not _adds_no_rows(place.shape[place.row], self._rows):
+        if not _adds_no_rows(place.size(place.row, self._rows), self._rows):
             return None
         try:
             parts = replace(self, cuts=False).read(term)
@@ -602,7 +606,7 @@ def _adds_no_rows(own: Dim, rows: Dim) -> bool:
     """
     if own == rows or rows.const not in (None, 1):
         return True
-    beside_one_row = None if (atom := rows.single_atom) is None else own.evaluate({atom.name: 1})
+    beside_one_row = if_known(lambda atom: own.evaluate({atom.name: 1}), rows.single_atom)
     return beside_one_row is not None and (beside_one_row == 1 or beside_one_row < 0)
 
 
