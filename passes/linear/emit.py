@@ -298,8 +298,9 @@ class Emitter:
         given = self.builder.info.dtype(value)
         for last in self.match.states:
             wanted = self.builder.info.dtype(last.value)
-            if given is not None and wanted is not None and given != wanted and holds(wanted, given):
-                value = value if self._is_rounded(last.value, given) else self.builder.cast(value, wanted)
+            if given != wanted and holds(wanted, given):
+                is_rounded = self._is_rounded(last.value, certain(given))
+                value = value if is_rounded else self.builder.cast(value, certain(wanted))
                 given = self.builder.info.dtype(value)
         return self._arranged(value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes)
 

@@ -86,7 +86,7 @@ from fa_compiler.passes.answer.options import (
     Options,
 )
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, instances, nodes_of_type, opset
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, instances, nodes_of_type, opset, without_none
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -260,7 +260,7 @@ class MaskPlanner:
     def outweighs_masks(self, terms: tuple[Term, ...]) -> bool:
         """Do scores of unknown size meet a finite number of a mask that is added to them?"""
         numbers = (self.values.mask_value(terms, index) for index in range(len(terms)))
-        return self.unbounded and any(number is not None and math.isfinite(number) for number in numbers)
+        return self.unbounded and any(map(math.isfinite, without_none(numbers)))
 
     def _without_half_floors(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[str, ...]]:
         """The terms without floors at the lowest number of float16, and what the user vouches for, so that they show
@@ -284,7 +284,7 @@ class MaskPlanner:
         plan = self._guarded_behind(plan)
         if self.options.target == "onnx":
             plan = self._zero_rows_allowed(plan, terms)
-        rounding = next((step for step in plan.bias if self._rounds_rows(step)), None)
+        rounding = next(filter(self._rounds_rows, plan.bias), None)
         if rounding is None:
             return plan
         alone = len(plan.bias) == 1 and self._adds_only(rounding, math.isfinite)
@@ -548,16 +548,16 @@ class MaskPlanner:
         number = scored.number if len(scored.others) == 1 or live.adds_alike else None
         if number is None and scored.is_one_of_several:
             return None
+        terms, score = (live.terms, 0.0) if number is None else (scored.others, number)
         mask = self._boolean_mask(scored.mask_terms)
-        bias = self._bias(live.terms if number is None else scored.others)
-        plan = MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
+        plan = MaskPlan(bias=self._bias(terms), nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
         if not mask.excludes:
             return plan
         return replace(
             plan,
             masked=mask.masked,
             mode=mask.mode,
-            masked_score=0.0 if number is None else number,
+            masked_score=score,
             adds_bias_to_masked=True,
             missed=mask.missed,
         )
@@ -591,8 +591,7 @@ class MaskPlanner:
         if not self.never_empty(live.terms):
             plan = self._with_empty_rows(plan, live, value, guard)
         if self._may_lack_mode(plan):
-            dense_mask = tuple(excluded(term, self.viewer) for term in self._masks(live.terms))
-            return replace(plan, fallback=replace(plan, masked=dense_mask, mode=None))
+            return replace(plan, fallback=replace(plan, masked=self._dense_mask(live.terms), mode=None))
         return plan
 
     def _dominance_assumed(self, value: float) -> tuple[str, ...]:
@@ -658,18 +657,20 @@ class MaskPlanner:
         structured, node = self.structure(terms), terms[-1].node
         missed = self._dense_mask_missed(structured, node)
         if missed is not None:
-            masked = tuple(excluded(term, self.viewer) for term in self._masks(terms))
-            return _BooleanMask(masked, assumed=structured.assumed, missed=(missed,))
+            return _BooleanMask(self._dense_mask(terms), assumed=structured.assumed, missed=(missed,))
         masked = tuple(padded(part, self.viewer, node) for part in structured.padding)
         return _BooleanMask(masked, structured.mode, structured.assumed)
 
+    def _dense_mask(self, terms: tuple[Term, ...]) -> tuple[ExcludedPositions, ...]:
+        """The mask of these terms as it is, with every excluded key."""
+        return tuple(excluded(term, self.viewer) for term in self._masks(terms))
+
     def _dense_mask_missed(self, structured: Structure | NoStructure, node: ir.Node) -> Missed | None:
         """What the report says of a mask that holds every excluded key; None where the target takes the structure."""
-        if isinstance(structured, NoStructure):
-            return structured.missed(node)
-        return if_known(lambda reason: Missed(MissedCode.DENSE_MASK, reason, label(node)), self._why_dense(structured))
+        reason = self._why_dense(structured)
+        return structured.missed(node) or if_known(lambda why: Missed(MissedCode.DENSE_MASK, why, label(node)), reason)
 
-    def _why_dense(self, structured: Structure) -> str | None:
+    def _why_dense(self, structured: Structure | NoStructure) -> str | None:
         """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""
         if structured.packing is not None:
             return "packed sequences are not told apart where masked keys keep a score"

@@ -254,7 +254,8 @@ def _other_sizes_along(
     for term in beside:
         shape = viewer.info.sizes(term.operand.value)
         for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
-            if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
+            is_along = bool(dim) and viewer.space.resolve(dim) == wanted
+            if not is_along or own in (1, size):
                 continue
             if axes != grid.q_seq or not is_constant_along(term.operand.value, place, viewer.info):
                 yield own
