@@ -335,10 +335,11 @@ def _sums(numbers: Sequence[int]) -> set[int]:
 class Meetings:
     """What the nodes of a region read at several points, and the sizes of what enters it."""
 
-    points: list[dict[ir.Node, set[Row]]] = field(default_factory=list)
+    count: int = 0
+    """How many points have begun."""
+    rows: dict[ir.Node, dict[int, set[Row]]] = field(default_factory=dict)
+    """What each node read at each point, by its number."""
     sizes: set[Dim] = field(default_factory=set)
-    readers: set[ir.Node] = field(default_factory=set)
-    """The nodes of which something is noted."""
     bent: set[ir.Node] = field(default_factory=set)
     """The loops that carry a number or a size which is no multiple of the iteration, and those in bodies that run, or
     give integers, in another way than before."""
@@ -349,16 +350,16 @@ class Meetings:
 
     def begin(self) -> None:
         """Another point begins."""
-        self.points.append({})
+        self.count += 1
 
     def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note what a node reads."""
         if node.op_type in NOTED:
             if is_op(node, *SCATTERS):
                 operands = [operands[0], *_places(node, operands[1])]
-            is_new = node not in self.readers
-            self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
-            self.readers.add(node)
+            is_new = node not in self.rows
+            row = tuple(_note(operand, is_new) for operand in operands)
+            self.rows.setdefault(node, {}).setdefault(self.count, set()).add(row)
 
     def ask(self, size: Dim) -> None:
         """Note a size that was asked for."""
@@ -405,8 +406,7 @@ class Meetings:
 
     def _met(self, counts: Callable[[ir.Node], bool]) -> list[_Met]:
         """What is noted of the nodes that count."""
-        nodes = dict.fromkeys(node for point in self.points for node in point if counts(node))
-        return [_met(node, [point[node] for point in self.points if node in point]) for node in nodes]
+        return [_met(node, [*points.values()]) for node, points in self.rows.items() if counts(node)]
 
 
 class Unnoted(Meetings):
