@@ -15,10 +15,14 @@ import itertools
 import math
 import operator
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
+
+from fa_compiler.passes.algebra.known import if_known
+from fa_compiler.passes.ir.nodes import all_known, without_none
 
 _SERIAL = itertools.count()
 _DEPTH = 4
@@ -174,6 +178,16 @@ class Dim:
         return None
 
     @property
+    def minima(self) -> list[Atom]:
+        """The minima among the atoms."""
+        return [atom for atom in self.atoms if atom.op == "min0"]
+
+    @property
+    def minima_alone(self) -> list[Atom]:
+        """The minima that are terms of the sum by themselves, but for a coefficient."""
+        return [monomial[0] for monomial in self._terms if len(monomial) == 1 and monomial[0].op == "min0"]
+
+    @property
     def is_known(self) -> bool:
         """Whether it is built only from constants and named sizes, nothing unknown inside."""
         return all(atom.is_known for atom in self.atoms)
@@ -197,10 +211,9 @@ class Dim:
         minimum of a constant and another size."""
         if self.const is not None:
             return self.const
-        for atom in self.atoms:
-            if atom.op == "min0":
-                other = self - Dim._from_atom(atom)
-                return other.const if other.const is not None else (other + atom.args[0]).const
+        for atom in self.minima:
+            other = self - Dim._from_atom(atom)
+            return other.const if other.const is not None else (other + atom.args[0]).const
         return None
 
     def is_at_least(self, bound: int) -> bool:
@@ -220,26 +233,22 @@ class Dim:
 
         Opaque atoms are computed from their operands unless `bindings` holds their printed name.
         """
-        total = 0
-        for monomial, factor in self._terms.items():
-            for atom in monomial:
-                value = _evaluate_atom(atom, bindings)
-                if value is None:
-                    return None
-                factor *= value
-            total += factor
-        return total
+        number: int | None = self._evaluated(bindings, _VALUE_OF)
+        return number
 
     def evaluate_all(self, bindings: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """`evaluate` at several points at once: `bindings` hold the values at each. None where one is missing, or where
         a divisor is 0 at one of the points."""
-        total = np.zeros((), np.int64)
+        return if_known(np.asarray, self._evaluated(bindings, _VALUES_OF))
+
+    def _evaluated(self, bindings: Mapping[str, Any], value_of: Mapping[str, Callable[..., Any]]) -> Any:
+        """The value, by the numbers or the arrays in `bindings` and by what computes with them."""
+        total = 0
         for monomial, factor in self._terms.items():
-            values = [_evaluate_atom_all(atom, bindings) for atom in monomial]
-            known = [value for value in values if value is not None]
-            if len(known) < len(values):
+            values = all_known(_evaluated_atom(atom, bindings, value_of) for atom in monomial)
+            if values is None:
                 return None
-            total = total + functools.reduce(operator.mul, known, factor)
+            total = total + functools.reduce(operator.mul, values, factor)
         return total
 
     def substitute(self, values: Mapping[Atom, Dim]) -> Dim:
@@ -352,9 +361,6 @@ class Dim:
         if by is not None and by > 0:
             # floor((by*q + r) / by) = q + floor(r / by) whatever the signs.
             whole, left = _split(left, by)
-            value = left.const
-            if value is not None:
-                return whole + value // by
             inner = (left - left.addend).single_atom
             if inner is not None and inner.op == "floor" and (factor := inner.args[1].const or 0) > 0:
                 # floor((floor(x / m) + c) / n) = floor((x + c*m) / (m*n)) for all x and c, and m and n above 0.
@@ -376,9 +382,6 @@ class Dim:
             return exact
         if _sign(left) and _sign(right):
             return Dim.floordiv(left, right)
-        x, y = left.const, right.const
-        if x is not None and y:
-            return Dim(_truncated(x, y))
         return _opaque("trunc", left, right, None)
 
     @staticmethod
@@ -390,9 +393,6 @@ class Dim:
         by = right.const
         if by:
             left = _residue(left, abs(by))
-            value = left.const
-            if value is not None:
-                return Dim(value % by)
         return _opaque("mod", left, right, 0 if _sign(right) else None)
 
     @staticmethod
@@ -403,9 +403,6 @@ class Dim:
             return Dim.mod(left, right)
         if _exact_quotient(left, right) is not None:
             return Dim(0)
-        x, y = left.const, right.const
-        if x is not None and y:
-            return Dim(_remainder(x, y))
         return _opaque("fmod", left, right, None)
 
     @staticmethod
@@ -574,7 +571,7 @@ class _Proof:
             return True
         if depth == 0:
             return False
-        minima = [monomial[0] for monomial in dim._terms if len(monomial) == 1 and monomial[0].op == "min0"]
+        minima = dim.minima_alone
         depth = min(depth, next((splits for count, splits in _SHALLOW if len(minima) <= count), 0))
         if depth == 0 or not minima:
             return False
@@ -633,20 +630,10 @@ def _reduced(a: Dim, b: Dim) -> tuple[Dim, Dim]:
     """a and b without their common factors, which are not 0 where b is not."""
     factor = math.gcd(*a._terms.values(), *b._terms.values())
     monomials = [*a._terms, *b._terms]
-    if not monomials:
+    common = functools.reduce(operator.and_, map(Counter, monomials), Counter(*monomials[:1]))
+    if factor in (0, 1) and not common:
         return a, b
-    common = list(monomials[0])
-    for monomial in monomials[1:]:
-        rest = list(monomial)
-        shared = []
-        for atom in common:
-            if atom in rest:
-                rest.remove(atom)
-                shared.append(atom)
-        common = shared
-    if factor == 1 and not common:
-        return a, b
-    by = Dim._of({tuple(common): factor})
+    by = Dim._of({tuple(common.elements()): factor})
     return a.exact_div(by) or a, b.exact_div(by) or b
 
 
@@ -692,6 +679,11 @@ _TEXT = {"floor": "({})//({})", "trunc": "trunc(({})/({}))", "mod": "({}) % ({})
 
 
 def _opaque(op: str, left: Dim, right: Dim, lower: int | None) -> Dim:
+    """A division: its number where the operands are numbers, else an atom."""
+    dividend, divisor = left.const, right.const
+    if dividend is not None and divisor:
+        return Dim(_VALUE_OF[op](dividend, divisor))
+
     def make() -> Atom:
         return Atom(op, "(" + _TEXT[op].format(left, right) + ")", (left, right), lower)
 
@@ -783,13 +775,9 @@ def _is_least_of(least: Dim, dim: Dim) -> bool:
     Then `least` and `dim` broadcast together give dim: if t < dim, then t is 1, or dim is 1 and t is 0 (such runs are
     left out). A mask of declared length t sliced to the key length is such a size.
     """
-    for atom in least.atoms:
-        if atom.op == "min0":
-            # min0's operand is dim - t or t - dim.
-            for other in (dim - atom.args[0], dim + atom.args[0]):
-                if other.is_at_least(0) and other != 0 and least == Dim.min(dim, other):
-                    return True
-    return False
+    # The operand of the minimum is dim - t or t - dim.
+    others = [other for atom in least.minima for other in (dim - atom.args[0], dim + atom.args[0])]
+    return any(other.is_at_least(0) and other != 0 and least == Dim.min(dim, other) for other in others)
 
 
 def cap_of(capped: Dim, dim: Dim) -> int | None:
@@ -798,18 +786,14 @@ def cap_of(capped: Dim, dim: Dim) -> int | None:
     min(dim, c) broadcasts with dim only in runs where dim <= c. In other runs c meets a larger size, and neither of
     them is 1. A window sliced from a constant triangle is such a size.
     """
-    for atom in capped.atoms:
-        if atom.op == "min0":
-            cap = (dim - atom.args[0]).const
-            if cap is not None and cap >= 2 and capped == Dim.min(dim, cap):
-                return cap
-    return None
+    caps = without_none(consts(dim - atom.args[0] for atom in capped.minima))
+    return next((cap for cap in caps if cap >= 2 and capped == Dim.min(dim, cap)), None)
 
 
 def simplify_given(size: Dim, known: Iterable[Dim]) -> Dim:
     """The size in runs in which none of `known` is negative. In such runs min(x, 0) may be known to be 0 or x."""
     known = tuple(known)
-    minima = [atom for atom in size.atoms if atom.op == "min0"]
+    minima = size.minima
     if len(minima) > _MINIMA:
         return size
     for atom in minima:
@@ -827,25 +811,23 @@ def zero_minimum(dim: Dim) -> dict[Atom, Dim]:
     Where a multiple of min(x, 0) is 0, min(x, 0) is 0. A multiple of min(-x, 0) is written with min(x, 0) - x: where
     this is 0, min(x, 0) is x.
     """
-    for monomial, factor in dim.terms:
-        if len(monomial) == 1 and monomial[0].op == "min0":
-            (atom,) = monomial
-            rest = dim - Dim._from_atom(atom) * factor
-            for value in (Dim(0), atom.args[0]):
-                if rest == value * -factor:
-                    return {atom: value}
+    for atom in dim.minima_alone:
+        factor = dim._terms[(atom,)]
+        rest = dim - Dim._from_atom(atom) * factor
+        for value in (Dim(0), atom.args[0]):
+            if rest == value * -factor:
+                return {atom: value}
     return {}
 
 
-def _evaluate_atom(atom: Atom, bindings: Mapping[str, int]) -> int | None:
+def _evaluated_atom(atom: Atom, bindings: Mapping[str, Any], value_of: Mapping[str, Callable[..., Any]]) -> Any:
+    """The value of an atom; None where an operand is missing, or a divisor is 0."""
     if atom.name in bindings:
         return bindings[atom.name]
-    if atom.op in ("symbol", "fresh"):
+    values = all_known(arg._evaluated(bindings, value_of) for arg in atom.args)
+    if not values or (atom.op in _TEXT and not np.all(values[1])):
         return None
-    values = [arg.evaluate(bindings) for arg in atom.args]
-    if None in values or (atom.op in _TEXT and values[1] == 0):
-        return None
-    return _VALUE_OF[atom.op](*values)
+    return value_of[atom.op](*values)
 
 
 def _truncated(left: int, right: int) -> int:
@@ -868,17 +850,6 @@ _VALUE_OF: Mapping[str, Callable[..., int]] = {
     "fmod": _remainder,
 }
 """The value of an atom, given those of its operands. No divisor is 0."""
-
-
-def _evaluate_atom_all(atom: Atom, bindings: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    if atom.name in bindings:
-        return bindings[atom.name]
-    if atom.op in ("symbol", "fresh"):
-        return None
-    values = [arg.evaluate_all(bindings) for arg in atom.args]
-    if any(value is None for value in values) or (atom.op in _TEXT and not np.all(values[1])):
-        return None
-    return _VALUES_OF[atom.op](*values)
 
 
 _VALUES_OF: Mapping[str, Callable[..., np.ndarray]] = {

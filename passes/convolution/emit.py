@@ -13,12 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.answer.decline import NEWER_OPSET, Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.direct import Attributes, DirectConversion
 from fa_compiler.passes.convolution.match import RANK, TOKENS, TURNED, Convolution, turned_source
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import constant, data_readers, input_of, is_op, producer
+from fa_compiler.passes.ir.nodes import constant, data_readers, input_of, is_op, outputs_of, producer
 from fa_compiler.passes.values.facts import Facts
 
 OP = "ShortConvolution"
@@ -50,7 +51,7 @@ class Emitter:
         source = turned_source(match.window.x, self.builder.graph) if is_last else None
         past = self._past()
         inputs = {
-            "input": match.window.x if source is None else source,
+            "input": source or match.window.x,
             "weight": input_of(match.node, 1),
             "bias": input_of(match.node, 2),
             "past_state": past,
@@ -93,17 +94,16 @@ class Emitter:
     def _cuts(self, source: ir.Value) -> Pairs:
         """The Slices along the tokens of x, transposed alone; none where something else reads x, which then stays."""
         x = self.match.window.x
-        readers = [node for node in data_readers(x) if node is not producer(self.match.node.inputs[0])]
-        readers = [node for node in readers if node is not self.match.node]
+        own = {self.match.node, producer(self.match.node.inputs[0])}
+        readers = [node for node in data_readers(x) if node not in own]
         if x.is_graph_output() or not all(map(self._cuts_tokens, readers)):
             return []
         axis = self.builder.ints([1])
         bounds = ([source, *node.inputs[1:AXES], axis, *node.inputs[AXES + 1 :]] for node in readers)
-        cuts = ((node, self.builder.op("Slice", own)) for node, own in zip(readers, bounds, strict=True))
-        return [(node.outputs[0], self._turned(cut)) for node, cut in cuts]
+        cuts = (self.builder.op("Slice", given) for given in bounds)
+        return list(zip(outputs_of(readers), map(self._turned, cuts), strict=True))
 
     def _cuts_tokens(self, node: ir.Node) -> bool:
         """Is a node a Slice along the tokens alone, which has its places as inputs?"""
-        axes = constant(input_of(node, AXES), limit=1)
-        is_own = is_op(node, "Slice") and node.graph is self.builder.graph
-        return is_own and axes is not None and axes.tolist() in ([TOKENS], [TOKENS - RANK])
+        axes = if_known(np.ndarray.tolist, constant(input_of(node, AXES), limit=1))
+        return is_op(node, "Slice") and node.graph is self.builder.graph and axes in ([TOKENS], [TOKENS - RANK])

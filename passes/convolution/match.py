@@ -50,6 +50,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeGuard
 
 import onnx_ir as ir
 
@@ -58,7 +59,9 @@ from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
     FLOATS,
+    all_known,
     any_op,
+    certain,
     distinct_consumers,
     first,
     float_attr,
@@ -66,6 +69,7 @@ from fa_compiler.passes.ir.nodes import (
     int_attr,
     ints_attr,
     is_op,
+    nodes_of_type,
     only_reader,
     operand_at,
     operand_orders,
@@ -188,9 +192,10 @@ def _padded(node: ir.Node, info: ShapeInfo) -> Window | None:
     pads = pads_along(node, info, RANK)
     if pads is None or filler_of(node, info) != 0.0:
         return None
-    front, behind = consts(pads.pop(TOKENS, NO_PADS))
-    if front is None or behind is None or min(front, behind) < 0 or any(pair != NO_PADS for pair in pads.values()):
+    columns = all_known(consts(pads.pop(TOKENS, NO_PADS)))
+    if columns is None or min(columns) < 0 or any(pair != NO_PADS for pair in pads.values()):
         return None
+    front, behind = columns
     return Window(operand_at(node, 0), Dim(front), behind)
 
 
@@ -257,11 +262,11 @@ class _Match:
     def known(self) -> Mapping[Atom, Dim]:
         """What is known of the number of columns of a state: it is K - 1 or more. Raises Decline where it may be less
         in a run that succeeds."""
-        front, shape = self.window.front, self.info.shape(self.window.x)
+        front, tokens = self.window.front, self.info.sizes(self.window.x)[TOKENS:]
         if front.is_at_least(self.history):
             return {}
         atom = (front - front.addend).single_atom
-        if shape is None or shape[TOKENS] != 1 or atom is None:
+        if consts(tokens) != [1] or atom is None:
             reason = f"the state of this causal convolution may have fewer than {self.history} columns"
             raise left(self.node, reason, producer(self.node.inputs[0]))
         return {atom: Dim.fresh(0) + (self.history - front.addend)}
@@ -280,8 +285,8 @@ class _Match:
         """The columns of the tokens. Raises Decline where they are not told apart from others."""
         convolved = self.node.outputs[0]
         start, reader = self.front - self.history, only_reader(convolved)
-        if reader is not None and self._place_in(reader, convolved) == start:
-            cut = reader.outputs[0]
+        if self._place_in(reader, convolved) == start:
+            cut = certain(reader).outputs[0]
             if self._size(cut, TOKENS) == self.tokens:
                 return cut  # 6
         if self._size(convolved, TOKENS) == self.tokens and start == 0:
@@ -292,12 +297,12 @@ class _Match:
         reason = "what is kept of this causal convolution is not proven to be one column for each token"
         raise left(self.node, reason, reader)
 
-    def _place_in(self, cut: ir.Node, source: ir.Value) -> Dim | None:
+    def _place_in(self, cut: ir.Node | None, source: ir.Value) -> Dim | None:
         """The column of a source from which on a Slice takes columns, with all that the other axes hold; None for other
         nodes, and where it is not known."""
-        shape, whole = self.info.sizes(cut.outputs[0]), self.info.sizes(source)
         if not is_op(cut, "Slice") or cut.inputs[0] is not source:
             return None
+        shape, whole = self.info.sizes(cut.outputs[0]), self.info.sizes(source)
         if len(shape) != RANK or shape[:TOKENS] != whole[:TOKENS]:
             return None
         positions = Positions(self.info, tuple(map(self._in_runs, shape)), self.known)
@@ -311,7 +316,7 @@ class _Match:
         """The value behind the activation, and how it is arranged."""
         reader = only_reader(kept)
         is_turned = _turns(reader)
-        value = reader.outputs[0] if is_turned and reader is not None else kept
+        value = certain(reader).outputs[0] if is_turned else kept
         activated = _silu(value, self.node.graph)
         if activated is None:  # 7
             return Result(kept, "none", copies=tuple(self._copies(kept)))
@@ -331,16 +336,15 @@ class _Match:
             return
         window = operand_at(self.node, 0)
         length = self.front + self.tokens
-        for reader in distinct_consumers(window):
-            if reader.graph is not self.node.graph or not is_op(reader, "Slice"):
-                continue
-            columns = self._size(reader.outputs[0], TOKENS)
-            is_last = self._place_in(reader, window) == length - columns
-            if is_last and not any(depends(operand, reader) for operand in inputs_of(self.node)[1:]):
-                yield reader.outputs[0], columns
+        for cut in nodes_of_type(distinct_consumers(window), "Slice"):
+            if cut.graph is self.node.graph:
+                columns = self._size(cut.outputs[0], TOKENS)
+                is_last = self._place_in(cut, window) == length - columns
+                if is_last and not any(depends(operand, cut) for operand in inputs_of(self.node)[1:]):
+                    yield cut.outputs[0], columns
 
 
-def _turns(node: ir.Node | None) -> bool:
+def _turns(node: ir.Node | None) -> TypeGuard[ir.Node]:
     """Does a node exchange channels and tokens?"""
     return is_op(node, "Transpose") and permutation(node, RANK) == TURNED
 
@@ -348,7 +352,7 @@ def _turns(node: ir.Node | None) -> bool:
 def turned_source(x: ir.Value, graph: ir.Graph) -> ir.Value | None:
     """The value [B,T,C] that a Transpose of a graph makes x from; None where it is made in another way."""
     maker = producer(x)
-    return operand_at(maker, 0) if maker is not None and maker.graph is graph and _turns(maker) else None
+    return operand_at(maker, 0) if _turns(maker) and maker.graph is graph else None
 
 
 def _silu(value: ir.Value, graph: ir.Graph | ir.Function | None) -> ir.Value | None:
@@ -365,6 +369,6 @@ def _silu(value: ir.Value, graph: ir.Graph | ir.Function | None) -> ir.Value | N
     for sigmoid in readers:
         product = only_reader(sigmoid.outputs[0]) if is_op(sigmoid, "Sigmoid") else None
         is_product = (value, sigmoid.outputs[0]) in operand_orders(product, "Mul")
-        if product is not None and is_product and {*readers} == {sigmoid, product}:
-            return product.outputs[0]  # 8
+        if is_product and {*readers} == {sigmoid, product}:
+            return certain(product).outputs[0]  # 8
     return None

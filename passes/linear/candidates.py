@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import FLOATS, inputs_of, is_op, number_of, reached
+from fa_compiler.passes.algebra.known import if_known
+from fa_compiler.passes.ir.nodes import FLOATS, inputs_of, is_op, number_of, reached, source_through
 from fa_compiler.passes.linear.arrangement import arranged, has_order
 from fa_compiler.passes.linear.evaluation import Evaluation
 from fa_compiler.passes.linear.regions import Region
@@ -55,6 +56,11 @@ class Sizes:
     key: int
     value: int
 
+    @property
+    def of_state(self) -> dict[str, int]:
+        """The sizes of the axes of a state."""
+        return {"b": self.batch, "h": self.heads, "k": self.key, "v": self.value}
+
 
 def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
     """The values that may be operands, each with the number of products between it and the region: those that enter the
@@ -68,7 +74,7 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
         if value in seen or region.depth(value) or info.dtype(value) not in FLOATS:
             continue
         seen.add(value)
-        part = (_whole(value), info.shape(value))
+        part = (source_through(value, *MOVERS), info.shape(value))  # what it is a part of, or holds
         parts[part] += 1
         if parts[part] <= MOST_PARTS:
             found[value] = steps
@@ -77,21 +83,8 @@ def upstream(region: Region, info: ShapeInfo) -> dict[ir.Value, int]:
             same, further = _sources(node)
             pending[:0] = [(source, steps) for source in same]
             pending.extend((source, steps + 1) for source in further if steps < STEPS_BACK)
-    places = {node: place for place, node in enumerate(region.nodes)}
-
-    def place(value: ir.Value) -> int:
-        maker = value.producer()
-        return -1 if maker is None else places.get(maker, -1)
-
-    return dict(sorted(found.items(), key=lambda item: place(item[0]), reverse=True))
-
-
-def _whole(value: ir.Value) -> ir.Value:
-    """What a value is a part of, or holds in another arrangement."""
-    node = value.producer()
-    while is_op(node, *MOVERS) and (source := node.inputs[0]) is not None:
-        value, node = source, source.producer()
-    return value
+    places = {output: place for place, node in enumerate(region.nodes) for output in node.outputs}
+    return dict(sorted(found.items(), key=lambda item: places.get(item[0], -1), reverse=True))
 
 
 def _sources(node: ir.Node) -> tuple[list[ir.Value], list[ir.Value]]:
@@ -134,9 +127,7 @@ def read(operand: Operand, point: Evaluation, sizes: Sizes) -> np.ndarray | None
     power, [B,T,H,1 or Dk]. None where the value has another size, or is not the same along what is cut."""
     tensor = point.tensor(operand.value)
     numbers = tensor.powers() if operand.logarithmic else tensor.numbers()
-    if numbers is None or (operand.cut and (numbers := cut(numbers, operand.cut)) is None):
-        return None
-    return arranged_as(numbers, operand, sizes)
+    return if_known(arranged_as, if_known(cut, numbers, operand.cut), operand, sizes)
 
 
 def arranged_as(numbers: np.ndarray, operand: Operand, sizes: Sizes) -> np.ndarray | None:
@@ -165,6 +156,8 @@ def rows_of(operand: Operand, sizes: Sizes) -> dict[str, int]:
 
 def cut(numbers: np.ndarray, count: int) -> np.ndarray | None:
     """An array at index 0 of its last dimensions; None where it differs along them."""
+    if not count:
+        return numbers
     if numbers.ndim < count:
         return None
     flat = numbers.reshape(*numbers.shape[: numbers.ndim - count], -1)

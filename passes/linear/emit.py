@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import ANY_LENGTH, FINITE_STATES_HINT, Options
@@ -17,7 +18,7 @@ from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.linear import LinearOperator, operator_of
 from fa_compiler.passes.attention_ops.linear_call import LinearCall
 from fa_compiler.passes.emit.build import Builder
-from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer, single
+from fa_compiler.passes.ir.nodes import all_known, certain, constant, int_attr, is_op, producer, single, without_absent
 from fa_compiler.passes.linear.arrangement import axes_of_dims, without_units
 from fa_compiler.passes.linear.candidates import Operand, own_sizes, rows_of
 from fa_compiler.passes.linear.corrections import Correction
@@ -77,20 +78,19 @@ class Emitter:
         if found.reset is not None:
             self._check_reset(facts.options)
         repeats = target == "onnx" or (target == "ascend" and found.query.heads != found.key.heads)
-        query = self._guarded(self._tokens(found.query, heads if repeats else found.query.heads))
-        key = self._tokens(found.key, heads if repeats else found.key.heads)
-        inputs = {"query": query, "key": key, "value": self._value()}
-        if found.state is not None:
-            inputs["past_state"] = self._state(found.state)
-        decay = self._whole_decay(query)
-        if decay is not None:
-            inputs["decay"] = decay
-        if found.is_delta:
-            inputs["beta"] = self._ones(query) if found.factor is None else self._rows(found.factor, query)
-        if found.correction is not None:
-            inputs |= self._correction(found.correction)
-        counts = (heads if repeats else found.query.heads, heads)
-        return LinearCall(self.node, inputs, counts, self.match.rule, self._scale, bool(self.match.states))
+        query_heads, key_heads = (heads, heads) if repeats else (found.query.heads, found.key.heads)
+        query = self._guarded(self._tokens(found.query, query_heads))
+        inputs = {
+            "query": query,
+            "key": self._tokens(found.key, key_heads),
+            "value": self._value(),
+            "past_state": if_known(self._state, found.state),
+            "decay": self._whole_decay(query),
+            "beta": self._beta(query),
+            **(if_known(self._correction, found.correction) or {}),
+        }
+        rule, counts = self.match.rule, (query_heads, heads)
+        return LinearCall(self.node, without_absent(inputs), counts, rule, self._scale, bool(self.match.states))
 
     def _check_lengths(self, options: Options) -> None:
         """Decline an operator of Ascend where the file is right for some numbers of tokens only. This is asked last,
@@ -103,8 +103,15 @@ class Emitter:
     def _whole_decay(self, query: ir.Value) -> ir.Value | None:
         """The logarithm of what the states are multiplied by: a decay, a reset, or both; None where neither is."""
         found = self.match.found
-        decay = None if found.decay is None else self._decay(found.decay, query)
+        decay = if_known(self._decay, found.decay, query)
         return decay if found.reset is None else self._with_reset(found.reset, decay, query)
+
+    def _beta(self, query: ir.Value) -> ir.Value | None:
+        """The beta of a delta rule, 1 where the file has none; None for other rules."""
+        found = self.match.found
+        if not found.is_delta:
+            return None
+        return self._ones(query) if found.factor is None else self._rows(found.factor, query)
 
     def _check_reset(self, options: Options) -> None:
         """Decline a reset that the operator does not compute as the file does."""
@@ -175,14 +182,14 @@ class Emitter:
 
     def _places(self) -> ir.Value:
         """By the number of tokens, 0 where it is right and 1 where it is not. A larger number lies behind the end."""
-        ranges = self.match.lengths.ranges
-        last = max(end or MOST_TOKENS for _, end in ranges)
-        if last > MOST_TOKENS or any(end is None for _, end in ranges):
+        ranges = [(first, last or MOST_TOKENS + 1) for first, last in self.match.lengths.ranges]
+        end = max(last for _, last in ranges)
+        if end > MOST_TOKENS:
             reason = "the numbers of tokens for which the file is right cannot be told apart"
             raise Decline(Code.LINEAR, reason, self.node, f"--assume {ANY_LENGTH} if it is meant for every number")
-        table = np.ones(last + 1, dtype=np.int64)
-        for first, end in ranges:
-            table[first : (end or 0) + 1] = 0
+        table = np.ones(end + 1, dtype=np.int64)
+        for first, last in ranges:
+            table[first : last + 1] = 0
         return self.builder.constant(table, "places")
 
     @property
@@ -226,8 +233,7 @@ class Emitter:
         if list(own) == list(wanted):
             return value
         self._check_fixed(value, own)
-        target = self._target(wanted, sizes, value, own)
-        return self.builder.reshape(value, target)
+        return self.builder.reshape(value, self._target(wanted, sizes, value, own))
 
     def _check_fixed(self, value: ir.Value, own: Sequence[str]) -> None:
         """Decline a size that is written out as a number and is not known to be the same in every run. One without axes
@@ -288,12 +294,13 @@ class Emitter:
 
     def _state(self, state: State) -> ir.Value:
         """A state as [B,H,Dk,Dv]."""
-        sizes, value = self._state_sizes, state.value
+        sizes, value = self.match.sizes.of_state, state.value
         given = self.builder.info.dtype(value)
         for last in self.match.states:
             wanted = self.builder.info.dtype(last.value)
-            if given is not None and wanted is not None and given != wanted and holds(wanted, given):
-                value = value if self._is_rounded(last.value, given) else self.builder.cast(value, wanted)
+            if given != wanted and holds(wanted, given):
+                is_rounded = self._is_rounded(last.value, certain(given))
+                value = value if is_rounded else self.builder.cast(value, certain(wanted))
                 given = self.builder.info.dtype(value)
         return self._arranged(value, self.match.shapes[state.value], state.order, ["b", "h", "k", "v"], sizes)
 
@@ -304,11 +311,6 @@ class Emitter:
         left = [node for node in readers if not (is_op(node, *PRODUCTS) and region.depth(node.outputs[0]))]
         are_casts = all(is_op(reader, "Cast") and int_attr(reader, "to", 0) == dtype for reader in left)
         return are_casts and not state.is_graph_output()
-
-    @property
-    def _state_sizes(self) -> dict[str, int]:
-        sizes = self.match.sizes
-        return {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
 
     def _rows(self, operand: Operand, query: ir.Value) -> ir.Value:
         """A number for each token and head, or also for each key dimension, as [B,T,H] or [B,T,H*Dk]."""
@@ -367,7 +369,7 @@ class Emitter:
         return self._cast(made, operand.value)
 
     def _as_state(self, state: ir.Value, wanted: State) -> ir.Value:
-        made = self._returned(state, ["b", "h", "k", "v"], wanted.value, wanted.order, self._state_sizes)
+        made = self._returned(state, ["b", "h", "k", "v"], wanted.value, wanted.order, self.match.sizes.of_state)
         return self._cast(made, wanted.value)
 
     def _cast(self, made: ir.Value, old: ir.Value) -> ir.Value:
@@ -384,18 +386,15 @@ class Emitter:
             split = self._reshaped(value, own, list(usual), sizes)
             perm = [usual.index(letter) for letter in order]
             value, own = self.builder.transpose(split, perm), list(order)
-        if list(axes) == list(own):
-            return value
         return self._reshaped_to(value, own, old, axes, sizes)
 
     def _reshaped_to(
         self, value: ir.Value, own: Sequence[str], old: ir.Value, axes: Sequence[str], sizes: Mapping[str, int]
     ) -> ir.Value:
         """A value with the dimensions of an old one, which may divide the tokens."""
-        shape, divided = self.match.shapes[old], "".join(axes).count("t") > 1
-        if not divided:
+        if "".join(axes).count("t") < 2:
             return self._reshaped(value, own, axes, sizes)
-        sizes_now = list(shape)
+        sizes_now = list(self.match.shapes[old])
         if self.match.is_open["t"]:
             sizes_now[list(axes).index("t")] = -1
         parts = [self.builder.ints([size]) for size in sizes_now]

@@ -33,7 +33,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import FLOATS, constant, values_read, without_none
+from fa_compiler.passes.ir.nodes import FLOATS, constant, makers_of, values_read
 from fa_compiler.passes.linear.powers import Powers
 from fa_compiler.passes.linear.proof import InputSizes, LinearMatch, Prover
 from fa_compiler.passes.linear.regions import Region
@@ -164,8 +164,7 @@ class _Reader:
 
     def _ordered(self) -> Iterator[ir.Node]:
         """The nodes of the region, each behind those that it reads, as they are reached from the exits."""
-        makers = [value.producer() for value in self.region.exits]
-        pending = [(node, False) for node in without_none(reversed([*makers, *self.region.nodes]))]
+        pending = [(node, False) for node in reversed([*makers_of(self.region.exits), *self.region.nodes])]
         seen = set[ir.Node]()
         while pending:
             node, is_ready = pending.pop()
@@ -174,8 +173,7 @@ class _Reader:
             elif node not in seen and node in self.region.members:
                 seen.add(node)
                 pending.append((node, True))
-                sources = [value.producer() for value in values_read(node)]
-                pending.extend((source, False) for source in without_none(reversed(sources)))
+                pending.extend((source, False) for source in reversed(makers_of(values_read(node))))
 
     def _read(self, node: ir.Node) -> None:
         """Enter a node."""

@@ -18,6 +18,7 @@ from fa_compiler.passes.ir.nodes import (
     STANDARD,
     all_known,
     constant,
+    input_of,
     inputs_of,
     instances,
     int_attr,
@@ -27,6 +28,7 @@ from fa_compiler.passes.ir.nodes import (
     outputs_of,
     subgraphs,
     values_read,
+    without_absent,
     without_none,
 )
 from fa_compiler.passes.linear.field import hashed
@@ -180,26 +182,26 @@ class Evaluation:
                 return _CONTROL[node.op_type](self, node)
             except (ValueError, IndexError) as error:  # shapes or numbers of values that do not fit
                 raise FailedError(f"{node.op_type} {node.name}: {error}") from None
-        if is_op(node, "Constant"):
-            return [self._leaf(node.outputs[0])]
         operands = self._operands(node)
         self.meetings.add(node, operands)
         self._expect_small(node, operands)
         if chooses(node, operands):
             self.choices.add(node)
-        dtype = self.info.dtype(node.inputs[0]) if node.inputs else None
+        dtype = self.info.dtype(input_of(node, 0))
         with_sums = not self.exponents.isdisjoint(node.outputs)
         try:
             results = evaluated(node, operands, dtype, with_sums)
-        except UnknownError:
-            results = None
-        if results is None:  # whatever it gives: what is proven holds for every number
-            return [self._leaf(output) for output in node.outputs]
+        except UnknownError:  # whatever it gives: what is proven holds for every number
+            return self._leaves(node)
         for result in results:
             self._meet(result)
             self.elements[node] = max(self.elements.get(node, 0), math.prod(result.shape))
         self._note_ends(node, operands)
         return results
+
+    def _leaves(self, node: ir.Node) -> list[Sequenced]:
+        """Constants, or random numbers in the place of what a node gives."""
+        return [self._leaf(output) for output in node.outputs]
 
     def _note_ends(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note where the integers begin and end that a comparison or the like reads."""
@@ -212,9 +214,8 @@ class Evaluation:
 
     def _operands(self, node: ir.Node) -> list[Tensor | None]:
         """What a node reads. Of a tensor whose Shape is read, the numbers are not needed."""
-        first = node.inputs[0] if is_op(node, "Shape") else None
-        if first is not None and first not in self.known:
-            return [Tensor(self.shape(first))]
+        if is_op(node, "Shape") and operand_at(node, 0) not in self.known:
+            return [Tensor(self.shape(operand_at(node, 0)))]
         return [if_known(self.tensor, value) for value in node.inputs]
 
     def _expect_small(self, node: ir.Node, operands: Iterable[Tensor | None]) -> None:
@@ -259,7 +260,7 @@ class Evaluation:
         """The integers that a body has in this iteration, and that are the same in every run."""
         values = [*graph.inputs, *outputs_of(graph.all_nodes())]
         known = {value: tensor for value in values if isinstance(tensor := self.known.get(value), Tensor)}
-        return {value: array for value, tensor in known.items() if (array := tensor.integers) is not None}
+        return without_absent({value: tensor.integers for value, tensor in known.items()})
 
     def _note_first(self, graph: ir.Graph, step: int) -> None:
         """Note what the integers of a body are in the first iteration, as two of them tell: a branch may have none
@@ -407,6 +408,7 @@ class Evaluation:
 
 
 _CONTROL: Mapping[str, Callable[[Evaluation, ir.Node], Sequence[Sequenced]]] = {
+    "Constant": Evaluation._leaves,
     "Loop": Evaluation._loop,
     "Scan": Evaluation._scan,
     "If": Evaluation._if,

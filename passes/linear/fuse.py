@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -14,7 +15,7 @@ from fa_compiler.passes.answer.report import Block, is_followed
 from fa_compiler.passes.attention_ops.direct import rule_in_words
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import inputs_of, subgraphs
+from fa_compiler.passes.ir.nodes import makers_of, subgraphs
 from fa_compiler.passes.ir.surgery import restore_order
 from fa_compiler.passes.linear.emit import Emitter
 from fa_compiler.passes.linear.equal import proven
@@ -53,8 +54,8 @@ def fuse_linear(graph: ir.Graph, facts: Facts, names: Names, refusal: Decline | 
 
 
 def _has_softmax(region: Region, softmaxes: set[ir.Node]) -> bool:
-    makers = {value.producer() for node in region.nodes for value in inputs_of(node)}
-    return not softmaxes.isdisjoint(region.nodes) or not softmaxes.isdisjoint(makers)
+    read = chain.from_iterable(node.inputs for node in region.nodes)
+    return not softmaxes.isdisjoint((*region.nodes, *makers_of(read)))
 
 
 def _fused(
@@ -106,12 +107,11 @@ def _members(match: LinearMatch) -> frozenset[ir.Node]:
 
 def _left(match: LinearMatch, decline: Decline, facts: Facts) -> FusedLinear | None:
     """A linear attention that the target cannot express; None where an input of the graph holds its output."""
-    output, hint = match.found.output.value.producer(), decline.hint
+    output = match.found.output.value.producer()
     if output is None:
         return None
     anchor = label(output)
-    if is_followed(hint, facts.options.target):
-        hint = None
+    hint = None if is_followed(decline.hint, facts.options.target) else decline.hint
     block = Block(
         id=0,
         kind="no_softmax",
@@ -129,7 +129,6 @@ def _lengths_in_words(anchor: str, match: LinearMatch, is_any_length: bool) -> s
     """For which lengths the file is right; None where it is for all that it takes."""
     if match.lengths.are_all:
         return None
-    beyond = f"other numbers are refused; --assume {ANY_LENGTH} computes them"
-    if is_any_length:
-        beyond = "other numbers are computed, too"
+    refused = f"other numbers are refused; --assume {ANY_LENGTH} computes them"
+    beyond = "other numbers are computed, too" if is_any_length else refused
     return f"{anchor}: as exported, this linear attention is right where the tokens are {match.lengths}; {beyond}"

@@ -32,7 +32,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import product
+from itertools import groupby, product
 
 from fa_compiler.passes.linear.meetings import Numbers
 
@@ -161,15 +161,11 @@ def _lengths(verdicts: Mapping[int, Verdict], found: int, sizes: Iterable[int], 
 
 def _ranges(lengths: Sequence[int], right: set[int], found: int, unknown: int | None) -> Lengths | None:
     """The ranges of lengths that are right; None where none is."""
-    ranges: list[tuple[int, int | None]] = []
-    before = 0
-    for length in lengths:
-        if length in right and before in right and ranges:  # 4: nothing between them
-            ranges[-1] = (ranges[-1][0], length)
-        elif length in right:
-            ranges.append((length, length))
-        before = length
-    if ranges and lengths[-1] in right and ranges[-1][0] <= found:  # 6: no end
-        end = None if unknown is None else max(unknown - BEYOND, lengths[-1])
-        ranges[-1] = (ranges[-1][0], end)
-    return Lengths(tuple(ranges)) if ranges else None
+    runs = [[*run] for is_right, run in groupby(lengths, right.__contains__) if is_right]  # 4: nothing between them
+    if not runs:
+        return None
+    ranges: list[tuple[int, int | None]] = [(run[0], run[-1]) for run in runs]
+    first, last = runs[-1][0], runs[-1][-1]
+    if last == lengths[-1] and first <= found:  # 6: no end
+        ranges[-1] = (first, None if unknown is None else max(unknown - BEYOND, last))
+    return Lengths(tuple(ranges))

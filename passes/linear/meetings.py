@@ -50,18 +50,30 @@ between them.
 from __future__ import annotations
 
 import math
+import operator
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain, combinations, combinations_with_replacement, islice, permutations, product
+from itertools import chain, combinations, combinations_with_replacement, islice, permutations, product, zip_longest
 from typing import TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Atom, Dim
-from fa_compiler.passes.ir.nodes import all_known, int_attr, is_op, makers_of, nodes_of_type, reached, without_none
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    instances,
+    int_attr,
+    ints_attr,
+    is_op,
+    makers_of,
+    nodes_of_type,
+    reached,
+    sole,
+    without_none,
+)
 from fa_compiler.passes.linear.operators import EXACT, RULES
 from fa_compiler.passes.linear.tensors import Tensor, exact
 from fa_compiler.passes.ops.elementwise import COMPARISONS, FOUR_OPERATIONS
@@ -140,13 +152,15 @@ class Note:
         return self.numbers is not None and max(map(abs, self.numbers), default=0) <= 1
 
 
-Row: TypeAlias = "tuple[Note | None, ...]"
+Row: TypeAlias = tuple[Note, ...]
+NO_NOTE = Note((), 0, False, False, numbers=())
+"""What stands in a row for an operand that is absent."""
 
 
-def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
+def _note(tensor: Tensor | None, is_new: bool) -> Note:
     """A note of one operand. The numbers of a tensor of many elements are noted when its reader is new."""
     if tensor is None:
-        return None
+        return NO_NOTE
     array = tensor.exact
     if array is None:
         return Note(tensor.shape, 0, False, True)
@@ -160,7 +174,7 @@ def _note(tensor: Tensor | None, is_new: bool) -> Note | None:
     if not is_new:
         return note
     ends = _ends_of_runs(array)
-    return replace(note, numbers=ends, is_uniform=ends is not None and len(ends) == 1)
+    return replace(note, numbers=ends, is_uniform=sole(ends) is not None)
 
 
 def _finite_ends(array: np.ndarray) -> tuple[float, float]:
@@ -277,14 +291,12 @@ class Numbers:
     def add(self, op_type: str, number: float) -> None:
         """Enter a number that an operator met."""
         size = abs(number)
-        if not 0 < size < ENDLESS or (size < 1 and 1 / size >= ENDLESS):
-            return
-        whole = math.ceil(size if size >= 1 else 1 / size)
-        if whole == 1:
-            return
-        done = "Div" if op_type == "Mul" and size < 1 else op_type
-        for numbers in _ENTERED.get(done, _compared)(self):
-            numbers.add(whole)
+        is_fraction = 0 < size < 1
+        times = 1 / size if is_fraction else size
+        if 1 < times < ENDLESS:
+            done = "Div" if is_fraction and op_type == "Mul" else op_type
+            for numbers in _ENTERED.get(done, _compared)(self):
+                numbers.add(math.ceil(times))
 
 
 def _compared(numbers: Numbers) -> tuple[set[int], ...]:
@@ -323,10 +335,11 @@ def _sums(numbers: Sequence[int]) -> set[int]:
 class Meetings:
     """What the nodes of a region read at several points, and the sizes of what enters it."""
 
-    points: list[dict[ir.Node, set[Row]]] = field(default_factory=list)
+    count: int = 0
+    """How many points have begun."""
+    rows: dict[ir.Node, dict[int, set[Row]]] = field(default_factory=dict)
+    """What each node read at each point, by its number."""
     sizes: set[Dim] = field(default_factory=set)
-    readers: set[ir.Node] = field(default_factory=set)
-    """The nodes of which something is noted."""
     bent: set[ir.Node] = field(default_factory=set)
     """The loops that carry a number or a size which is no multiple of the iteration, and those in bodies that run, or
     give integers, in another way than before."""
@@ -337,16 +350,16 @@ class Meetings:
 
     def begin(self) -> None:
         """Another point begins."""
-        self.points.append({})
+        self.count += 1
 
     def add(self, node: ir.Node, operands: Sequence[Tensor | None]) -> None:
         """Note what a node reads."""
         if node.op_type in NOTED:
             if is_op(node, *SCATTERS):
                 operands = [operands[0], *_places(node, operands[1])]
-            is_new = node not in self.readers
-            self.points[-1].setdefault(node, set()).add(tuple(_note(operand, is_new) for operand in operands))
-            self.readers.add(node)
+            is_new = node not in self.rows
+            row = tuple(_note(operand, is_new) for operand in operands)
+            self.rows.setdefault(node, {}).setdefault(self.count, set()).add(row)
 
     def ask(self, size: Dim) -> None:
         """Note a size that was asked for."""
@@ -393,8 +406,7 @@ class Meetings:
 
     def _met(self, counts: Callable[[ir.Node], bool]) -> list[_Met]:
         """What is noted of the nodes that count."""
-        nodes = dict.fromkeys(node for point in self.points for node in point if counts(node))
-        return [_Met(node, [point[node] for point in self.points if node in point]) for node in nodes]
+        return [_met(node, [*points.values()]) for node, points in self.rows.items() if counts(node)]
 
 
 class Unnoted(Meetings):
@@ -422,18 +434,17 @@ UNNOTED = Unnoted()
 
 def _read(met: Sequence[_Met]) -> Numbers:
     """The numbers that were met in these nodes."""
-    counts_floats = any(each.is_rough for each in met)
-    counted = [each for each in met if counts_floats or not each.is_of_floats]
-    found = Numbers(has_squares=any(each.is_square for each in met))
-    found.is_unclear = any(each.is_crowded(counts_floats) or each.is_written for each in met)
-    found.is_unclear |= any(each.is_bent or each.is_narrow or each.is_tangled for each in counted)  # 14 and 16
-    found.is_unclear |= _are_mixed(counted)
+    computed = instances(met, _ByElement)
+    counts_floats = any(each.is_rough for each in computed)
+    is_mixed = _are_mixed([each for each in computed if each.is_counted(counts_floats)])
+    is_unclear = is_mixed or any(each.is_unclear(counts_floats) for each in met)
+    found = Numbers(has_squares=any(each.is_square for each in met), is_unclear=is_unclear)
     for each in met:
         each.enter(found, counts_floats)
     return found
 
 
-def _are_mixed(met: Sequence[_Met]) -> bool:
+def _are_mixed(met: Sequence[_ByElement]) -> bool:
     """Are positions divided, or added to what varies, after a product or twice? Are they divided by several kinds of
     numbers?"""  # 15
     cut = {each.node: each for each in met if is_op(each.node, *CUTTING) and each.operand(0).is_sequence}
@@ -466,9 +477,11 @@ def _differ(sizes: Iterable[float]) -> bool:
     return len({*sizes}) > 1
 
 
-def _kept(sizes: Iterable[set[int]]) -> Iterator[int]:
-    """The sizes that do not vary."""
-    return chain.from_iterable(found for found in sizes if len(found) == 1)
+def _beside_varying(sizes: Iterable[set[int]]) -> Iterator[int]:
+    """The sizes that do not vary, where another one does."""
+    known = [*sizes]
+    fixed = [found for found in known if len(found) == 1]
+    return chain.from_iterable(fixed if any(map(_differ, known)) else ())
 
 
 def _tells(sizes: Sequence[int], others: Sequence[int]) -> bool:
@@ -516,9 +529,9 @@ def _are_met(sizes: Iterable[Dim], names: Collection[str]) -> bool:
 
 @dataclass(frozen=True)
 class _Operand:
-    """What is noted of one operand of a node: of each point its notes in all rows, None in a row without it."""
+    """What is noted of one operand of a node: of each point its notes in all rows, `NO_NOTE` in a row without it."""
 
-    points: Sequence[Sequence[Note | None]] = ()
+    points: Sequence[Sequence[Note]] = ()
 
     @cached_property
     def varies(self) -> bool:
@@ -526,32 +539,28 @@ class _Operand:
         return len({frozenset(notes) for notes in self.points}) > 1
 
     @cached_property
-    def _rows(self) -> list[Note | None]:
+    def _rows(self) -> list[Note]:
         return list(chain.from_iterable(self.points))
 
     @cached_property
     def notes(self) -> list[Note]:
         """Its notes, without the rows that do not have it."""
-        return without_none(self._rows)
+        return [note for note in self._rows if note is not NO_NOTE]
 
     @property
     def is_given_first(self) -> bool:
         """Does the first row have it?"""
-        return self._rows[0] is not None
-
-    @cached_property
-    def _is_always_given(self) -> bool:
-        return None not in self._rows
+        return self._rows[0] is not NO_NOTE
 
     @cached_property
     def is_exact(self) -> bool:
         """Do all rows have it, with known elements?"""
-        return self._is_always_given and all(note.is_exact for note in self.notes)
+        return all(note.is_exact for note in self._rows)
 
     @cached_property
     def is_float(self) -> bool:
         """Do all rows have it, with floats?"""
-        return self._is_always_given and all(note.is_float for note in self.notes)
+        return all(note.is_float for note in self._rows)
 
     @cached_property
     def has_floats(self) -> bool:
@@ -573,9 +582,8 @@ class _Operand:
         """Is it one of positions? Its shape varies, its elements are known and differ, and are no truth values."""
         if not self.is_sequence:
             return False
-        ends = [note.ends for note in self.notes]
-        least, most = min(start for start, _ in ends), max(end for _, end in ends)
-        return any(start < end for start, end in ends) and max(abs(least), abs(most)) > 1
+        starts, ends = zip(*(note.ends for note in self.notes), strict=True)
+        return any(map(operator.lt, starts, ends)) and max(abs(min(starts)), abs(max(ends))) > 1
 
     @cached_property
     def constants(self) -> tuple[float, ...]:
@@ -599,13 +607,12 @@ class _Operand:
         return zip(*self.shapes, strict=False)
 
 
-NO_NOTE = Note((), 0, False, False, numbers=())
-NO_OPERAND = _Operand(((None,),))
+NO_OPERAND = _Operand(((NO_NOTE,),))
 
 
 @dataclass(frozen=True)
 class _Met:
-    """The rows of one node, at each point."""
+    """The rows of one node, at each point. What follows holds for operators without a row in `_KINDS`."""  # 6 and 10
 
     node: ir.Node
     points: Sequence[set[Row]]
@@ -613,10 +620,8 @@ class _Met:
     @cached_property
     def operands(self) -> list[_Operand]:
         """Its operands, as many as the longest row has."""
-        return [*map(self._noted, range(max(map(len, chain.from_iterable(self.points)))))]
-
-    def _noted(self, index: int) -> _Operand:
-        return _Operand([[row[index] if index < len(row) else None for row in point] for point in self.points])
+        columns = [[*zip_longest(*point, fillvalue=NO_NOTE)] for point in self.points]
+        return [*map(_Operand, zip_longest(*columns, fillvalue=(NO_NOTE,)))]
 
     def operand(self, index: int) -> _Operand:
         """One of its operands; `NO_OPERAND` beyond the last one."""
@@ -632,11 +637,6 @@ class _Met:
         """Is an operand one of positions?"""
         return any(operand.is_place for operand in self.operands)
 
-    @property
-    def is_rough(self) -> bool:
-        """Is a float that varies compared or rounded?"""
-        return is_op(self.node, *ROUGH) and any(operand.is_exact and operand.is_float for operand in self.varying)
-
     def enter(self, found: Numbers, counts_floats: bool) -> None:
         """Enter the numbers that what varies meets."""
         own = Numbers()
@@ -645,39 +645,15 @@ class _Met:
         found.include(own)
         if any(operand.is_sequence for operand in self.operands):
             found.divisors_of_places |= own.divisors
-        found.divisors.update(self._parts())
-        found.cut.update(self._of_unlisted_move())
+        found.divisors.update(self.steps())
         found.tables.update(self.tables())
-        found.factors.update(step for step in self._multiples() if step > 1)
-        if self.is_joined:
-            found.factors.add(2)  # 13
-            found.has_places = True
+        found.factors.update(step for step in self.multiples() if step > 1)
 
     @property
     def is_hidden(self) -> bool:
         """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to wrap? Does it read a
         table at places that vary, or add up its elements?"""
-        is_known = self._is_exact(True)
-        if self._is_looked_up or self._is_marked or (is_op(self.node, *SUMMING) and is_known):
-            return True
-        if not (is_op(self.node, *COMPUTING) and self.varying and is_known):
-            return False
-        if any(operand.has_floats for operand in self.operands):
-            return True
-        is_wrapped = self._is_large and is_op(self.node, *FOUR_OPERATIONS, "Cast")
-        return is_wrapped or self.is_square or is_op(self.node, "Div", "Mod", *BENT, *SUMMING)
-
-    @property
-    def _is_looked_up(self) -> bool:
-        """Does it read a part of a table, where the part or the number of elements varies?"""
-        if not is_op(self.node, "Slice", "Split", "Pad", *PICKS) or not self.operand(0).told.is_table:
-            return False
-        return self.operand(0).is_sequence or self._part_varies
-
-    @property
-    def _part_varies(self) -> bool:
-        """Does an operand vary that says which part of the first one is read?"""
-        return any(operand.varies for operand in self.operands[1:])
+        return self._is_marked
 
     @property
     def _is_marked(self) -> bool:
@@ -688,71 +664,32 @@ class _Met:
         return len(tables) > 1 and any(table.varies for table in tables)
 
     @property
-    def is_joined(self) -> bool:
-        """Are positions added to, or subtracted from, what varies?"""
-        return is_op(self.node, "Add", "Sub", "Sum") and len(self.varying) > 1 and self.has_places
+    def is_square(self) -> bool:
+        """Is what varies multiplied with what varies?"""
+        return False
+
+    def is_counted(self, counts_floats: bool) -> bool:
+        """Are the numbers that it reads integers, or floats that count?"""
+        return counts_floats or not self.operand(0).is_float
+
+    def is_unclear(self, counts_floats: bool) -> bool:
+        """May it turn at a length that its numbers do not tell?"""  # 16
+        return self.is_counted(counts_floats) and self._is_narrow
 
     @property
-    def is_tangled(self) -> bool:
-        """Are positions multiplied with what varies, or by a fraction, added up, or large?"""
-        if not (is_op(self.node, *COMPUTING) and self.has_places and self._is_exact(True)):
-            return False
-        if is_op(self.node, "Mul", "Div", "Mod"):  # 14 and 15
-            given = (*self.operand(0).constants, *self.operand(1).constants)
-            return len(self.varying) > 1 or any(map(_is_fraction, given)) or self._is_large
-        return is_op(self.node, *SUMMING, "Pow") or (not self.is_of_floats and self._is_large)
+    def _is_narrow(self) -> bool:
+        """Is an operand of few bits, whose numbers are others at other points, and are they no truth values?"""
+        return bool(self.varying) and not all(note.holds_truths for note in self._notes if note.is_narrow)
 
     @property
     def _notes(self) -> Iterator[Note]:
         """The notes of all operands."""
         return chain.from_iterable(operand.notes for operand in self.operands)
 
-    @property
-    def _is_large(self) -> bool:
-        """Are numbers so large that they wrap, or become infinite, at later positions?"""  # 16
-        notes = list(self._notes)
-        is_cut = is_op(self.node, "Cast") or (is_op(self.node, *FOUR_OPERATIONS) and notes[0].size < WIDE)
-        limit = MOST_PLACES if is_cut and not self.is_of_floats else ENDLESS
-        return any(max(map(abs, note.ends)) >= limit for note in notes)
-
-    @property
-    def is_bent(self) -> bool:
-        """Is it no polynomial of what is known and varies? Of a power it is the exponent."""
-        index = 1 if is_op(self.node, "Pow") else 0
-        return is_op(self.node, *BENT) and self._is_exact(True) and self.operand(index).varies
-
-    @property
-    def is_of_floats(self) -> bool:
-        """Is the first operand one of floats?"""
-        return self.operand(0).is_float
-
-    @property
-    def is_narrow(self) -> bool:
-        """Is an operand of few bits, whose numbers are others at other points, and are they no truth values?"""
-        return bool(self.varying) and not all(note.holds_truths for note in self._notes if note.is_narrow)
-
-    @property
-    def is_square(self) -> bool:
-        """Do all factors vary, or the first operand of a power or a sum, and are they known? Do two sizes of an operand
-        whose sizes are multiplied, of which one tells the other?"""
-        if is_op(self.node, *MERGING):
-            return any(_tells(*pair) for pair in permutations(filter(_differ, self.operand(0).axis_sizes), 2))
-        if not is_op(self.node, "Mul", "Pow", *SUMMING) or not self._is_exact(True):
-            return False
-        factors = self.operands if is_op(self.node, "Mul", "MatMul") else self.operands[:1]
-        return all(factor.varies for factor in factors)
-
     def numbers(self, counts_floats: bool) -> Iterable[float]:
         """The numbers that what varies meets."""
-        own = _NUMBERS.get(self.node.op_type)
-        if own is not None:  # 2 to 5, 7, 9 and 12
-            return own(self)
-        if not self.varying:
-            return ()
-        if not is_op(self.node, *COMPUTING):  # 6 and 10
-            attributes = (number for number in self._attributes() if abs(number) >= LEAST)
-            return chain(self._constants(), attributes)
-        return self._constants() if self._is_exact(counts_floats) else ()  # 1
+        attributes = (number for number in self._attributes() if abs(number) >= LEAST)
+        return chain(self._constants(), attributes) if self.varying else ()
 
     def _constants(self) -> Iterator[float]:
         """The numbers of all operands that do not vary."""
@@ -766,76 +703,24 @@ class _Met:
             elif attr.type == ir.AttributeType.INTS:
                 yield from attr.as_ints()
 
-    def is_crowded(self, counts_floats: bool) -> bool:
-        """Does what varies meet a table of too many numbers, element by element?"""
-        if not (is_op(self.node, *ELEMENTWISE) and self.varying and self._is_exact(counts_floats)):
-            return False
-        return any(operand.told.numbers is None for operand in self.operands if not operand.varies)
-
-    def _is_exact(self, counts_floats: bool) -> bool:
-        """Are all operands known, and integers, or floats that count?"""
-        given = [operand for operand in self.operands if operand.is_given_first]
-        return all(operand.is_exact and (counts_floats or not operand.has_floats) for operand in given)
-
-    @property
-    def is_written(self) -> bool:
-        """Are rows that vary written into a table whose size does not?"""
-        if not is_op(self.node, *SCATTERS):
-            return False
-        return any(places.varies and not self._axis_varies(axis) for axis, places in self._written_axes)
-
-    @property
-    def _written_axes(self) -> Iterable[tuple[int, _Operand]]:
-        """The axes along which a scatter writes, and the places on each."""
-        return enumerate(self.operands[1:], int_attr(self.node, "axis", 0))
-
-    def _of_scatter(self) -> Iterator[float]:  # 3
-        for axis, places in self._written_axes:
-            if self._axis_varies(axis):
-                yield from places.constants
-
-    def _multiples(self) -> Iterator[int]:  # 11
+    def multiples(self) -> Iterator[int]:  # 11
         """What the sizes and integers that vary are multiples of, but for a number that is added to all of them."""
         for operand in self.varying:
             integers = chain.from_iterable(note.numbers or () for note in operand.notes if not note.is_float)
             yield from map(_step, (*operand.axis_sizes, map(int, integers)))
-            if is_op(self.node, "Size"):
-                yield _step(map(math.prod, operand.shapes))
+
+    def steps(self) -> Iterable[int]:
+        """The steps and the numbers of parts along an axis that varies."""
+        return ()
 
     def tables(self) -> Iterable[int]:
         """The sizes of a table, where the part of it that is read varies."""
-        data = self.operand(0)
-        if not is_op(self.node, "Slice", *PICKS) or not data.told.is_table:
-            return ()
-        return data.told.shape if self._part_varies and not data.varies else ()
+        return ()
 
-    def _parts(self) -> Iterator[int]:
-        """The steps of a Slice and the number of parts of a Split along an axis that varies, or what may be."""  # 9
-        yield from self._of_unlisted_move()
-        if is_op(self.node, "Slice") and any(map(self._axis_varies, self._sliced_axes())):
-            yield from (abs(int(step)) for step in self.operand(4).constants if abs(step) > 1)
-        if is_op(self.node, "Split") and self._axis_varies(int_attr(self.node, "axis", 0)):
-            yield len(self.node.outputs)
-
-    def _of_unlisted_move(self) -> Iterator[int]:  # 10
-        """The integers of an operator that moves elements and has no row in `_NUMBERS`."""
-        if is_op(self.node, *ARRAY_MOVES) and self.node.op_type not in _NUMBERS and self.varying:
-            given = chain(self._constants(), self._attributes())
-            yield from (abs(int(number)) for number in given if 1 < abs(number) < ENDLESS)
-
-    def _of_split(self) -> Iterable[float]:  # 9
-        if not self._axis_varies(int_attr(self.node, "axis", 0)):
-            return ()
-        given = self.node.attributes.get("split")
-        return self.operand(1).constants if given is None else given.as_ints()
-
-    def _of_tile(self) -> Iterable[float]:  # 10
-        return (times for axis, times in enumerate(self.operand(1).constants) if self._axis_varies(axis))
-
-    def _of_diagonal(self) -> Iterable[float]:  # 4
-        offset = (int_attr(self.node, "k", 0),) if is_op(self.node, "EyeLike") else self.operand(1).constants
-        sizes = [self._sizes(axis) for axis in (-1, -2)]
-        return chain(offset, _kept(sizes)) if any(map(_differ, sizes)) else ()
+    @property
+    def _axis(self) -> int:
+        """The axis that the attribute names."""
+        return int_attr(self.node, "axis", 0)
 
     def _axis_varies(self, axis: int) -> bool:
         return _differ(self._sizes(axis))
@@ -844,8 +729,269 @@ class _Met:
         """The sizes of an axis of the first operand."""
         return self.operand(0).sizes(axis)
 
-    def _of_slice(self) -> Iterator[float]:
-        for place, axis in enumerate(self._sliced_axes()):
+
+class _Move(_Met):
+    """An operator that moves elements, of which nobody has said which of its integers count."""  # 10
+
+    def enter(self, found: Numbers, counts_floats: bool) -> None:
+        super().enter(found, counts_floats)
+        found.cut.update(self.steps())
+
+    def steps(self) -> Iterable[int]:
+        """All integers: each may be a step, or a number of rows that are left out."""
+        given = chain(self._constants(), self._attributes()) if self.varying else ()
+        return (abs(int(number)) for number in given if 1 < abs(number) < ENDLESS)
+
+
+class _Computed(_Met):
+    """A computation."""
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:  # 1
+        """The numbers that what varies meets."""
+        return self._constants() if self.varying and self._is_exact(counts_floats) else ()
+
+    def _is_exact(self, counts_floats: bool) -> bool:
+        """Are all operands known, and integers, or floats that count?"""
+        given = [operand for operand in self.operands if operand.is_given_first]
+        return all(operand.is_exact and (counts_floats or not operand.has_floats) for operand in given)
+
+    @property
+    def is_hidden(self) -> bool:
+        """Are numbers added up?"""
+        return self._is_exact(True)
+
+    def is_unclear(self, counts_floats: bool) -> bool:
+        """May it turn at a length that its numbers do not tell?"""
+        return super().is_unclear(counts_floats) or (self.is_counted(counts_floats) and self.is_tangled)
+
+    @property
+    def is_tangled(self) -> bool:
+        """Are positions added up?"""  # 14
+        return self.has_places and self._is_exact(True)
+
+    @property
+    def is_square(self) -> bool:
+        """Do all factors vary, or the first operand of a power or a sum, and are they known?"""
+        factors = self.operands if is_op(self.node, "Mul", "MatMul") else self.operands[:1]
+        return self._is_exact(True) and all(factor.varies for factor in factors)
+
+
+class _ByElement(_Computed):
+    """A computation of each element by itself."""
+
+    def enter(self, found: Numbers, counts_floats: bool) -> None:
+        super().enter(found, counts_floats)
+        if self.is_joined:
+            found.factors.add(2)  # 13
+            found.has_places = True
+
+    @property
+    def is_rough(self) -> bool:
+        """Is a float that varies compared or rounded?"""
+        return is_op(self.node, *ROUGH) and any(operand.is_exact and operand.is_float for operand in self.varying)
+
+    @property
+    def is_joined(self) -> bool:
+        """Are positions added to, or subtracted from, what varies?"""
+        return is_op(self.node, "Add", "Sub", "Sum") and len(self.varying) > 1 and self.has_places
+
+    @property
+    def is_hidden(self) -> bool:
+        """Is it more than a sum, or a multiple, of integers that vary? Are these large enough to wrap?"""
+        if self._is_marked or not (self.varying and self._is_exact(True)):
+            return self._is_marked
+        is_wrapped = self._is_large and is_op(self.node, *FOUR_OPERATIONS, "Cast")
+        has_floats = any(operand.has_floats for operand in self.operands)
+        return has_floats or is_wrapped or self.is_square or is_op(self.node, "Div", "Mod", *BENT)
+
+    @property
+    def is_tangled(self) -> bool:
+        """Are positions multiplied with what varies, or by a fraction, or large?"""
+        if not super().is_tangled:
+            return False
+        if is_op(self.node, "Mul", "Div", "Mod"):  # 14 and 15
+            given = (*self.operand(0).constants, *self.operand(1).constants)
+            return len(self.varying) > 1 or any(map(_is_fraction, given)) or self._is_large
+        return is_op(self.node, "Pow") or (not self.operand(0).is_float and self._is_large)
+
+    @property
+    def _is_large(self) -> bool:
+        """Are numbers so large that they wrap, or become infinite, at later positions?"""  # 16
+        notes = list(self._notes)
+        is_cut = is_op(self.node, "Cast") or (is_op(self.node, *FOUR_OPERATIONS) and notes[0].size < WIDE)
+        limit = MOST_PLACES if is_cut and not self.operand(0).is_float else ENDLESS
+        return any(max(map(abs, note.ends)) >= limit for note in notes)
+
+    def is_unclear(self, counts_floats: bool) -> bool:
+        """May it turn at a length that its numbers do not tell?"""
+        is_bent = self.is_counted(counts_floats) and self._is_bent
+        return super().is_unclear(counts_floats) or is_bent or self._is_crowded(counts_floats)
+
+    @property
+    def _is_bent(self) -> bool:
+        """Is it no polynomial of what is known and varies? Of a power it is the exponent."""
+        index = 1 if is_op(self.node, "Pow") else 0
+        return is_op(self.node, *BENT) and self._is_exact(True) and self.operand(index).varies
+
+    def _is_crowded(self, counts_floats: bool) -> bool:
+        """Does what varies meet a table of too many numbers, element by element?"""
+        has_table = any(operand.told.numbers is None for operand in self.operands if not operand.varies)
+        return bool(self.varying) and has_table and self._is_exact(counts_floats)
+
+    @property
+    def is_square(self) -> bool:
+        """Do all factors vary, or the first operand of a power, and are they known?"""
+        return is_op(self.node, "Mul", "Pow") and super().is_square
+
+
+class _Merged(_Met):
+    """An operator that multiplies sizes."""
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:
+        """None."""
+        return ()
+
+    @property
+    def is_square(self) -> bool:
+        """Do two sizes vary that are multiplied, of which one tells the other?"""
+        return any(_tells(*pair) for pair in permutations(filter(_differ, self.operand(0).axis_sizes), 2))
+
+
+class _Size(_Merged):
+    """The number of elements."""
+
+    def multiples(self) -> Iterator[int]:  # 11
+        """What the sizes and their products are multiples of."""
+        products = (map(math.prod, operand.shapes) for operand in self.varying)
+        return chain(super().multiples(), map(_step, products))
+
+
+class _Loop(_Met):
+    """A Loop or a Scan."""  # 7
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:
+        """A constant number of iterations."""
+        return self.operand(0).constants
+
+
+class _Scatter(_Met):
+    """An operator that writes rows into a table."""
+
+    def is_unclear(self, counts_floats: bool) -> bool:
+        """Are rows that vary written into a table whose size does not?"""
+        written = (axis for axis, places in self._written_axes if places.varies)
+        return super().is_unclear(counts_floats) or not all(map(self._axis_varies, written))
+
+    @property
+    def _written_axes(self) -> Iterable[tuple[int, _Operand]]:
+        """The axes along which a scatter writes, and the places on each."""
+        return enumerate(self.operands[1:], self._axis)
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:  # 3
+        """Constant indices along the axes that vary."""
+        return chain.from_iterable(places.constants for axis, places in self._written_axes if self._axis_varies(axis))
+
+
+class _Tile(_Met):
+    """A Tile."""  # 10
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:
+        """How often it repeats the axes that vary."""
+        return (times for axis, times in enumerate(self.operand(1).constants) if self._axis_varies(axis))
+
+
+class _Concat(_Met):
+    """A Concat."""  # 5
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:
+        """The sizes that do not vary beside one that does."""
+        return _beside_varying(operand.sizes(self._axis) for operand in self.operands)
+
+
+class _Diagonal(_Met):
+    """A Trilu."""  # 4
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:
+        """The diagonal of a matrix that varies, and its other size where only one varies."""
+        sizes = [self._sizes(axis) for axis in (-1, -2)]
+        return chain(self._offset(), _beside_varying(sizes)) if any(map(_differ, sizes)) else ()
+
+    def _offset(self) -> Iterable[float]:
+        return self.operand(1).constants
+
+
+class _Eye(_Diagonal):
+    """An EyeLike."""
+
+    def _offset(self) -> Iterable[float]:
+        return (int_attr(self.node, "k", 0),)
+
+
+class _Part(_Met):
+    """An operator that reads a part of its first operand, or puts something around it."""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Does it read a part of a table, where the part or the number of elements varies?"""
+        table = self.operand(0)
+        return table.told.is_table and (table.is_sequence or self._part_varies)
+
+    @property
+    def _part_varies(self) -> bool:
+        """Does an operand vary that says which part of the first one is read?"""
+        return any(operand.varies for operand in self.operands[1:])
+
+
+class _Pad(_Part):
+    """A Pad."""  # 5
+
+    def numbers(self, counts_floats: bool) -> Iterator[float]:
+        """What is put before or behind along an axis that varies."""
+        pads = (*ints_attr(self.node, "pads", ()), *self.operand(1).constants)
+        rank = len(pads) // 2
+        axes = self.operand(3).constants or range(rank)
+        for axis, *ends in zip(axes, pads[:rank], pads[rank:], strict=False):
+            if self._axis_varies(int(axis)):
+                yield from ends
+
+
+class _Split(_Part):
+    """A Split."""  # 9
+
+    def numbers(self, counts_floats: bool) -> Iterable[float]:
+        """The sizes of the parts along an axis that varies."""
+        sizes = (*ints_attr(self.node, "split", ()), *self.operand(1).constants)
+        return sizes if self._axis_varies(self._axis) else ()
+
+    def steps(self) -> Iterable[int]:
+        """The number of parts along an axis that varies."""
+        return [len(self.node.outputs)] if self._axis_varies(self._axis) else ()
+
+
+class _Lookup(_Part):
+    """An operator that reads a table at some places."""
+
+    def tables(self) -> Iterable[int]:
+        """The sizes of a table, where the part of it that is read varies."""
+        table = self.operand(0)
+        is_read_elsewhere = table.told.is_table and self._part_varies and not table.varies
+        return table.told.shape if is_read_elsewhere else ()
+
+    def _passed(self, places: Iterable[float], axis: int) -> Iterable[float]:  # 12
+        """The places inside of an axis that does not vary, of elements that do, without those that are passed in any
+        case."""
+        data = self.operand(0)
+        is_met = data.varies and data.is_exact and not self._axis_varies(axis)
+        size = max(self._sizes(axis), default=0) if is_met else 0
+        return (place for place in places if LEAST <= abs(place) < size)
+
+
+class _Slice(_Lookup):
+    """A Slice."""
+
+    def numbers(self, counts_floats: bool) -> Iterator[float]:
+        """What its starts and ends meet, or are."""
+        for place, axis in enumerate(self._axes()):
             for bounds in self._bounds(place):
                 yield from self._of_bounds(bounds, axis)
 
@@ -855,29 +1001,22 @@ class _Met:
             yield from self._sizes(axis)
         if len(bounds) == 1 and self._axis_varies(axis):  # 2: a constant end
             yield from bounds
-        if len(bounds) == 1 and self._elements_vary:  # 12
-            yield from self._within(bounds, axis)
+        if len(bounds) == 1:  # 12
+            yield from self._passed(bounds, axis)
 
-    @property
-    def _elements_vary(self) -> bool:
-        """Are the elements of the first operand known, and not the same at all points?"""
-        return self.operand(0).varies and self.operand(0).is_exact
+    def steps(self) -> Iterable[int]:  # 9
+        """The steps along an axis that varies."""
+        steps = self.operand(4).constants if any(map(self._axis_varies, self._axes())) else ()
+        return (abs(int(step)) for step in steps if abs(step) > 1)
 
-    def _within(self, places: Iterable[float], axis: int) -> Iterable[float]:  # 12
-        """The places inside of an axis that does not vary, without those that are passed in any case."""
-        size = 0 if self._axis_varies(axis) else max(self._sizes(axis), default=0)
-        return (place for place in places if LEAST <= abs(place) < size)
-
-    def _sliced_axes(self) -> Sequence[int]:
-        """The axes that a Slice cuts."""
-        given = self.node.attributes.get("axes")
-        if given is not None:
-            return list(given.as_ints())
-        return [*map(int, self.operand(3).constants)] or range(self._count)
+    def _axes(self) -> Sequence[int]:
+        """The axes that it cuts."""
+        given = (*ints_attr(self.node, "axes", ()), *map(int, self.operand(3).constants))
+        return given or range(self._count)
 
     @property
     def _count(self) -> int:
-        """How many axes a Slice without a list of them cuts."""
+        """How many axes it cuts without a list of them."""
         return max(map(len, chain.from_iterable(self._ends())), default=0)
 
     def _bounds(self, place: int) -> list[set[float]]:
@@ -892,43 +1031,54 @@ class _Met:
         operands = (self.operand(1), self.operand(2))
         return [[note.numbers for note in operand.notes if note.numbers] for operand in operands]
 
-    def _of_gather(self) -> Iterator[float]:
+
+class _Gather(_Lookup):
+    """A Gather or a GatherElements."""
+
+    def numbers(self, counts_floats: bool) -> Iterator[float]:
+        """What its indices meet, or are."""
         indices = self.operand(1)
-        if not (self.operand(0).notes and indices.notes):
-            return
-        axes = range(indices.told.shape[-1]) if is_op(self.node, "GatherND") else (int_attr(self.node, "axis", 0),)
-        for axis in axes:
+        for axis in self._axes(indices):
             if self._axis_varies(axis):  # 3: constant indices
                 yield from indices.constants
             elif indices.varies:  # 3: the sizes of the data
                 yield from self._sizes(axis)
-            elif self._elements_vary:  # 12
-                yield from self._within(indices.constants, axis)
+            else:
+                yield from self._passed(indices.constants, axis)
 
-    def _of_concat(self) -> Iterable[float]:  # 5
-        axis = int_attr(self.node, "axis", 0)
-        sizes = [operand.sizes(axis) for operand in self.operands]
-        return _kept(sizes) if any(map(_differ, sizes)) else ()
-
-    def _of_pad(self) -> Iterator[float]:  # 5
-        listed_pads = self.node.attributes.get("pads")
-        pads = self.operand(1).constants if listed_pads is None else tuple(listed_pads.as_ints())
-        rank = len(pads) // 2
-        axes = self.operand(3).constants or range(rank)
-        for axis, *ends in zip(axes, pads[:rank], pads[rank:], strict=False):
-            if self._axis_varies(int(axis)):
-                yield from ends
+    def _axes(self, indices: _Operand) -> Iterable[int]:
+        """The axes that it looks up."""
+        return (self._axis,)
 
 
-_NUMBERS: Mapping[str, Callable[[_Met], Iterable[float]]] = {
-    **dict.fromkeys(LOOPS, lambda met: met.operand(0).constants),
-    **dict.fromkeys(MERGING, lambda _: ()),
-    **dict.fromkeys(PICKS, _Met._of_gather),
-    **dict.fromkeys(("Trilu", "EyeLike"), _Met._of_diagonal),
-    **dict.fromkeys(SCATTERS, _Met._of_scatter),
-    "Slice": _Met._of_slice,
-    "Split": _Met._of_split,
-    "Tile": _Met._of_tile,
-    "Pad": _Met._of_pad,
-    "Concat": _Met._of_concat,
+class _GatherNd(_Gather):
+    """A GatherND."""
+
+    def _axes(self, indices: _Operand) -> Iterator[int]:
+        for count in indices.told.shape[-1:]:
+            yield from range(count)
+
+
+_KINDS: Mapping[str, type[_Met]] = {
+    **dict.fromkeys((*ELEMENTWISE, *BENT), _ByElement),
+    **dict.fromkeys(SUMMING, _Computed),
+    **dict.fromkeys(LOOPS, _Loop),
+    **dict.fromkeys(MERGING, _Merged),
+    **dict.fromkeys(PICKS, _Gather),
+    **dict.fromkeys(SCATTERS, _Scatter),
+    "Size": _Size,
+    "GatherND": _GatherNd,
+    "Trilu": _Diagonal,
+    "EyeLike": _Eye,
+    "Slice": _Slice,
+    "Split": _Split,
+    "Tile": _Tile,
+    "Pad": _Pad,
+    "Concat": _Concat,
 }
+
+
+def _met(node: ir.Node, points: Sequence[set[Row]]) -> _Met:
+    """The rows of a node, at each point."""
+    others = _Move if node.op_type in ARRAY_MOVES else _Met
+    return _KINDS.get(node.op_type, others)(node, points)

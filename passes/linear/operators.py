@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from hashlib import blake2b
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import certain, int_attr, is_op, operand_at, source_through, text_attr, without_none
+from fa_compiler.passes.ir.nodes import (
+    all_known,
+    attribute_values,
+    certain,
+    first,
+    int_attr,
+    is_op,
+    operand_at,
+    source_through,
+    text_attr,
+    without_none,
+)
 from fa_compiler.passes.linear.field import hashed, matmul, power, reduced, times
 from fa_compiler.passes.linear.tensors import (
     FailedError,
@@ -24,6 +36,7 @@ from fa_compiler.passes.linear.tensors import (
     broadcast,
     divided,
     exact,
+    fields_of,
     least_scale,
     moved,
     multiplied,
@@ -40,7 +53,12 @@ Rule: TypeAlias = Callable[["Call"], list[Tensor]]
 RULES: dict[str, Rule] = {}
 SUMS: set[str] = set()
 """The operators through which exponents are followed as sums."""
-FLOAT_BITS = {ir.DataType.FLOAT16: 16, ir.DataType.BFLOAT16: 16, ir.DataType.FLOAT: 32, ir.DataType.DOUBLE: 64}
+FLOAT_BITS: Mapping[ir.DataType | None, int] = {
+    ir.DataType.FLOAT16: 16,
+    ir.DataType.BFLOAT16: 16,
+    ir.DataType.FLOAT: 32,
+    ir.DataType.DOUBLE: 64,
+}
 SIXTEEN_BITS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 FAR = 128
 FAR_IN_16_BITS = 2
@@ -65,31 +83,34 @@ class Call:
 
     def __getitem__(self, index: int) -> Tensor:
         """An operand. Raises FailedError where it is absent."""
-        operand = self.operands[index] if index < len(self.operands) else None
+        operand = self._given(index)
         if operand is None:
             raise FailedError(f"{self.node.op_type} lacks operand {index}")
         return operand
 
+    def _given(self, index: int) -> Tensor | None:
+        return first(self.operands[index : index + 1])
+
     def has(self, index: int) -> bool:
         """Is this operand given?"""
-        return index < len(self.operands) and self.operands[index] is not None
+        return self._given(index) is not None
 
-    def integers(self, index: int) -> np.ndarray | None:
-        """An operand of integers that are the same in every run with these sizes; None where it is absent. Raises
-        UnknownError where the numbers differ from run to run."""
-        if not self.has(index):
-            return None
-        array = self[index].exact
-        if array is None or array.dtype.kind not in "iu":
+    @property
+    def constants(self) -> list[np.ndarray]:
+        """The operands that are the same in every run with these sizes."""
+        return without_none(operand.exact for operand in without_none(self.operands))
+
+    def required(self, index: int) -> np.ndarray:
+        """An operand of integers that are the same in every run with these sizes. Raises FailedError where it is
+        absent, and UnknownError where the numbers differ from run to run."""
+        array = self[index].integers
+        if array is None:
             raise UnknownError(f"operand {index} of {self.node.op_type} is not known")
         return array
 
-    def required(self, index: int) -> np.ndarray:
-        """`integers` of an operand that has to be given. Raises FailedError where it is absent."""
-        array = self.integers(index)
-        if array is None:
-            raise FailedError(f"{self.node.op_type} lacks operand {index}")
-        return array
+    def integers(self, index: int) -> np.ndarray | None:
+        """`required` of an operand that may be absent; None where it is."""
+        return self.required(index) if self.has(index) else None
 
     def ints(self, index: int) -> list[int]:
         """The numbers of `required`, in one list."""
@@ -101,8 +122,7 @@ class Call:
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The value of an attribute."""
-        attr = self.node.attributes.get(name)
-        return default if attr is None else attr.value
+        return attribute_values(self.node).get(name, default)
 
 
 def rule(*op_types: str, with_sums: bool = False) -> Callable[[Rule], Rule]:
@@ -135,7 +155,7 @@ def _cast(call: Call) -> list[Tensor]:
 
 def holds(wanted: ir.DataType | None, given: ir.DataType | None) -> bool:
     """Does a floating-point type hold all numbers of another? Of the two of 16 bits none holds those of the other."""
-    if wanted is None or given is None or not {wanted, given} <= FLOAT_BITS.keys():
+    if not {wanted, given} <= FLOAT_BITS.keys():
         return False
     return wanted == given or FLOAT_BITS[wanted] > FLOAT_BITS[given]
 
@@ -247,9 +267,10 @@ def _where(call: Call) -> list[Tensor]:
 def _chosen(call: Call) -> list[Tensor]:
     """c x + (1 - c) y for a truth value c that differs from run to run: for every number c, and so for 0 and 1. That is
     so where x and y are finite (`chooses`)."""
-    truth, one, other = (call[place].numbers() for place in range(3))
-    if truth is None or one is None or other is None:
+    fields = fields_of([call[place] for place in range(3)])
+    if fields is None:
         return unknown_function(call)
+    truth, one, other = fields
     _check_size(broadcast(call[0], call[1], call[2]))
     return [of_field(reduced(other + times(truth, reduced(one - other))), least_scale([call[1], call[2]]))]
 
@@ -293,10 +314,10 @@ def _rounded(call: Call, total: Tensor) -> Tensor:
     """A sum. Its elements to which a large constant is added are unknown functions of the operands."""
     far = (FAR_IN_16_BITS if call.dtype in SIXTEEN_BITS else FAR) * min(1.0, total.scale)
     is_far = np.zeros(total.shape, bool)
-    for operand in call.operands:
-        if operand is not None and operand.exact is not None and operand.exact.dtype.kind not in "biu":
-            wide = np.abs(operand.exact.astype(np.float64))
-            is_far |= (wide >= far) & np.isfinite(wide) & (wide > 0)
+    floats = (array for array in call.constants if array.dtype.kind not in "biu")
+    for array in floats:
+        wide = np.abs(array.astype(np.float64))
+        is_far |= (wide >= far) & np.isfinite(wide) & (wide > 0)
     if not is_far.any():
         return total
     (other,) = unknown_function(call)
@@ -317,12 +338,11 @@ def _mul(call: Call) -> list[Tensor]:
 def _scaled(call: Call, product: Tensor) -> list[Tensor]:
     """A product or a quotient. Beside a large number, or a small one or divisor, it is an unknown function. The decays
     of tables may be small (powers.py)."""
-    for operand in call.operands:
-        if operand is not None and operand.exact is not None:
-            least, most = operand.scales()
-            is_small = least <= 1 / LARGE and (operand.exact.size == 1 or is_op(call.node, "Div"))
-            if most >= LARGE or is_small:
-                return unknown_function(call)
+    for array in call.constants:
+        least, most = exact(array).scales()
+        is_small = least <= 1 / LARGE and (array.size == 1 or is_op(call.node, "Div"))
+        if most >= LARGE or is_small:
+            return unknown_function(call)
     return [product]
 
 
@@ -356,29 +376,28 @@ def _exp(call: Call) -> list[Tensor]:
 
 @rule("MatMul")
 def _matmul(call: Call) -> list[Tensor]:
-    left, right = call[0].numbers(), call[1].numbers()
-    if left is None or right is None:
+    fields = fields_of([call[0], call[1]])
+    if fields is None:
         zeros = (np.broadcast_to(np.zeros((), np.int8), tensor.shape) for tensor in (call[0], call[1]))
         return [Tensor(np.matmul(*zeros).shape)]  # it raises where the shapes do not fit
-    return [of_field(matmul(left, right), call[0].scales()[1] * call[1].scales()[1])]
+    return [of_field(matmul(*fields), call[0].scales()[1] * call[1].scales()[1])]
 
 
 @rule("Einsum")
 def _einsum(call: Call) -> list[Tensor]:
     """Two operands, each axis named by one letter."""
-    fields = [call[index].numbers() for index in range(len(call.operands))]
+    fields = fields_of([call[index] for index in range(len(call.operands))])
     equation = text_attr(call.node, "equation", "").replace(" ", "")
     terms, _, out = equation.partition("->")
     labels = terms.split(",")
     if "->" not in equation or "." in equation or any(len(set(each)) < len(each) for each in (*labels, out)):
         raise UnknownError("an Einsum of another form")
-    if any(field is None for field in fields):
+    if fields is None:
         raise UnknownError("an Einsum of numbers that are not finite")
-    result, own = certain(fields[0]), labels[0]
+    result, own = fields[0], labels[0]
     for index in range(1, len(fields)):
-        later = {*out, *(letter for each in labels[index + 1 :] for letter in each)}
-        field = certain(fields[index])
-        result, own = _product(result, own, field, labels[index], later)
+        later = {*out, *chain.from_iterable(labels[index + 1 :])}
+        result, own = _product(result, own, fields[index], labels[index], later)
     result, own = _reduce(result, own, set(out))
     return [of_field(np.transpose(result, [own.index(letter) for letter in out]))]
 
@@ -441,15 +460,14 @@ def _cumsum(call: Call) -> list[Tensor]:
 def unknown_function(call: Call) -> list[Tensor]:
     """An unknown function of the operands, the same for equal operands."""
     places = [place for place, operand in enumerate(call.operands) if operand is not None]
-    given = [call[place] for place in places]
-    fields = [operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given]
+    given = without_none(call.operands)
+    fields = all_known(operand.numbers() if operand.exact is None else _bits(operand.exact) for operand in given)
     shape = broadcast(*given)
-    known = without_none(fields)
-    if len(known) < len(fields):
+    if fields is None:
         return [Tensor(shape)]
     attributes = sorted((name, repr(attr.value)) for name, attr in call.node.attributes.items())
     seed = blake2b(repr((call.node.op_type, attributes, places)).encode(), digest_size=8).digest()
-    return [of_field(np.broadcast_to(hashed(known, int.from_bytes(seed, "big")), shape))]
+    return [of_field(np.broadcast_to(hashed(fields, int.from_bytes(seed, "big")), shape))]
 
 
 def _bits(array: np.ndarray) -> np.ndarray:
@@ -530,9 +548,10 @@ def _constant_of_shape(call: Call) -> list[Tensor]:
 
 @rule("Range")
 def _range(call: Call) -> list[Tensor]:
-    start, limit, delta = (call[index].exact for index in range(3))
-    if start is None or limit is None or delta is None:
+    bounds = all_known(call[index].exact for index in range(3))
+    if bounds is None:
         raise UnknownError("a Range of unknown length")
+    start, limit, delta = bounds
     if any(array != np.trunc(array) for array in (start, delta)):
         raise UnknownError("a Range of fractions, which ONNX and ONNX Runtime round in two ways")
     return [exact(np.arange(start.item(), limit.item(), delta.item(), dtype=start.dtype))]
@@ -540,10 +559,10 @@ def _range(call: Call) -> list[Tensor]:
 
 @rule("Mod")
 def _mod(call: Call) -> list[Tensor]:
-    left, right = call[0].exact, call[1].exact
-    if left is None or right is None:
+    arrays = all_known((call[0].exact, call[1].exact))
+    if arrays is None:
         return unknown_function(call)
-    return [exact(np.asarray(np.fmod(left, right) if int_attr(call.node, "fmod", 0) else np.mod(left, right)))]
+    return [exact(np.asarray(np.fmod(*arrays) if int_attr(call.node, "fmod", 0) else np.mod(*arrays)))]
 
 
 @rule("OneHot")
@@ -567,29 +586,26 @@ def _eye_like(call: Call) -> list[Tensor]:
     return [exact(np.eye(rows, columns, int_attr(call.node, "k", 0), dtype=ir.DataType(dtype).numpy()))]
 
 
-def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool) -> list[Tensor] | None:
-    """What a node of the standard domain makes of tensors; None where it is not followed. Raises FailedError where it
-    fails, as the run would, or where its operands are not known."""
+def evaluated(node: ir.Node, operands: Operands, dtype: ir.DataType | None, with_sums: bool) -> list[Tensor]:
+    """What a node of the standard domain makes of tensors. Raises UnknownError where it is not followed, and
+    FailedError where it fails, as the run would, or where its operands are not known."""
     call = Call(node, operands, dtype, with_sums)
-    arrays = [operand.exact for operand in without_none(operands)]
-    function = EXACT.get(node.op_type)
+    arrays = all_known(operand.exact for operand in without_none(operands))
     try:
         with np.errstate(all="ignore"):
-            if function is not None and arrays and all(array is not None for array in arrays):
-                return [exact(_typed(function(*arrays), arrays[0] if node.op_type == "Pow" else arrays[-1]))]
-            if node.op_type in RULES:
-                return RULES[node.op_type](call)
-            return unknown_function(call) if node.op_type in POINTWISE else None
+            if arrays and node.op_type in EXACT:
+                result = np.asarray(EXACT[node.op_type](*arrays))
+                return [exact(_typed(result, arrays[0] if node.op_type == "Pow" else arrays[-1]))]
+            if is_followed(node):
+                return RULES.get(node.op_type, unknown_function)(call)
     except (ValueError, IndexError, ZeroDivisionError, OverflowError, MemoryError) as error:
         raise FailedError(f"{node.op_type} {node.name}: {error}") from None
+    raise UnknownError(f"{node.op_type} is not followed")
 
 
-def _typed(result: np.ndarray, operand: np.ndarray | None) -> np.ndarray:
+def _typed(result: np.ndarray, operand: np.ndarray) -> np.ndarray:
     """A result of arithmetic in the type of an operand; a truth value stays one."""
-    result = np.asarray(result)
-    if operand is None or result.dtype.kind == "b":
-        return result
-    return result.astype(operand.dtype)
+    return result if result.dtype.kind == "b" else result.astype(operand.dtype)
 
 
 def is_followed(node: ir.Node) -> bool:

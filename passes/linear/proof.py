@@ -18,7 +18,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -27,10 +27,13 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import (
+    all_known,
     all_nodes,
+    certain,
     first,
     inputs_of,
     is_op,
+    makers_of,
     producer,
     reached,
     subgraphs,
@@ -265,34 +268,30 @@ class Prover:
         results = [value for value in self._downstream if _is_tensor(value, point)]
         search = Search(point, values, self.work[bool(truths)], may_be_corrected, truths)
         for found, sizes in search.find(results):
-            outcome = _outcome(found, point, sizes)
-            if outcome is None:
-                continue
-            covered = self._covered(found, point, sizes, outcome)
-            match = None if covered is None else self._match(found, sizes, point, *covered)
-            if match is None or (match.is_open["b"] and sizes.batch != BATCHES[0]):
-                continue
-            if truths or match.chosen is None:
+            match = self._match(found, sizes, point)
+            if match is not None and (truths or match.chosen is None):
                 return match
         self.work[bool(truths)] = search.work
         return None
 
-    def _match(
-        self,
-        found: Found,
-        sizes: Sizes,
-        point: Evaluation,
-        outputs: tuple[Operand, ...],
-        states: tuple[State, ...],
-    ) -> LinearMatch:
+    def _match(self, found: Found, sizes: Sizes, point: Evaluation) -> LinearMatch | None:
+        """What was found, with the outputs and states that it explains; None where an exit is left, or where an open
+        batch is not the one of this point."""
+        outcome = certain(_outcome(found, point, sizes))  # the search has computed it
+        covered = self._covered(found, point, sizes, outcome)
+        if covered is None:
+            return None
+        outputs, states = covered
         correction = () if found.correction is None else found.correction.operands
         single = (found.query, found.key, found.value, found.state, found.decay, found.factor)
-        operands = (*single, *correction, *outputs, *states)
-        shapes = {each.value: point.tensor(each.value).shape for each in operands if each is not None}
+        operands: list[Operand | State] = without_none((*single, *correction, *outputs, *states))
+        shapes = {operand.value: point.shape(operand.value) for operand in operands}
         is_open = {
             "b": self._differs(found.output.value, self.batch, self.tokens),
             "t": self._differs(found.output.value, self.tokens, self.batch),
         }
+        if is_open["b"] and sizes.batch != BATCHES[0]:
+            return None
         results = [*(output.value for output in outputs), *(state.value for state in states)]
         given = {*shapes} - {*results}
         if found.reset is not None:
@@ -306,50 +305,42 @@ class Prover:
         """What is chosen by truth values between the operands and the results; None where nothing is."""
 
         def sources(value: ir.Value) -> list[ir.Value]:
-            node = value.producer()
-            return [] if node is None or value in operands or not self._makes(value) else values_read(node)
+            return [] if value in operands or not self._makes(value) else values_read(certain(value.producer()))
 
         if not point.choices:
             return None
-        makers = without_none(value.producer() for value in reached(results, sources) if value not in operands)
+        makers = makers_of(value for value in reached(results, sources) if value not in operands)
         inner = (node for maker in makers for graph in subgraphs(maker) for node in all_nodes(graph))
         return next((node.outputs[0] for node in (*makers, *inner) if node in point.choices), None)
 
     def _differs(self, value: ir.Value, names: Sequence[str], others: Sequence[str]) -> bool:
         """Does the number of elements differ with the sizes of these names, as far as that is known?"""
         dims = self.info.shape(value)
-        if dims is None or not names or not all(atom.is_known for dim in dims for atom in dim.atoms):
+        if dims is None or not names or not all(dim.is_known for dim in dims):
             return bool(names)
-        counts = []
-        for size in (7, 1003):
-            sizes = dict.fromkeys(others, 5) | dict.fromkeys(names, size)
-            counts.append([dim.evaluate(sizes) for dim in dims])
-        return counts[0] != counts[1] or None in counts[0]
+        named = (dict.fromkeys(others, 5) | dict.fromkeys(names, size) for size in (7, 1003))
+        few, many = ([dim.evaluate(sizes) for dim in dims] for sizes in named)
+        return few != many or None in few
 
     def _covered(
         self, found: Found, point: Evaluation, sizes: Sizes, outcome: Outcome
     ) -> tuple[tuple[Operand, ...], tuple[State, ...]] | None:
         """The values that hold the output and the last state, from which all exits can be computed without the region's
         products; None where an exit cannot."""
-        goal = scaled(outcome, found)
-        outputs, states = dict[ir.Value, Operand](), dict[ir.Value, State]()
+        explained = _Explained(point, sizes, scaled(outcome, found), outcome.state)
         pending, seen = [*self.region.exits], set[ir.Value]()
         while pending:
             value = pending.pop()
             if value in seen or not self.region.depth(value):
                 continue
             seen.add(value)
-            if (output := _as_output(value, point, sizes, goal)) is not None:
-                outputs[value] = output
-                continue
-            if (state := _as_state(value, point, sizes, outcome.state)) is not None:
-                states[value] = state
+            if explained.includes(value):
                 continue
             node = value.producer()
             if not is_op(node, *MOVERS, *ARITHMETIC, "Add", "Sub", "Where", "Concat"):
                 return None
             pending.extend(inputs_of(node))
-        return tuple(outputs.values()), tuple(states.values())
+        return tuple(explained.outputs), tuple(explained.states)
 
     def _confirmed(self, match: LinearMatch, length: int) -> LinearMatch | None:
         """The match after it was proven at other points; with its lengths, where the number of tokens is open."""
@@ -371,11 +362,13 @@ class Prover:
     def _numbers(self, looks: _Looks, walk: Walk, names: Sequence[str] = ()) -> Numbers:
         """The numbers that sizes meet at some points, and where what is computed of them turns. They are unclear where
         a small number is not followed."""
-        found, members, firsts = looks.meetings.numbers(names), self.region.members, looks.firsts
+        found, hides = looks.meetings.numbers(names), looks.meetings.hides(self.region.members)
         turns = walk.turns if walk.followed >= {*looks.meetings.small()} else None
-        is_unclear = found.is_unclear or turns is None or firsts is None or looks.meetings.hides(members)
-        added, begun = found.added | (firsts or set()), (firsts or set()) if looks.begun else set()
-        return replace(found, turns=turns or set(), added=added, begun=begun, is_unclear=is_unclear)
+        known = all_known((looks.firsts, turns))
+        if known is None or hides:
+            return replace(found, is_unclear=True)
+        firsts, turned = known
+        return replace(found, turns=turned, added=found.added | firsts, begun=firsts if looks.begun else set())
 
     def _is_even(
         self, looks: _Looks, names: Sequence[str], sizes: Mapping[str, int], looked_at: Collection[int]
@@ -411,8 +404,8 @@ class _Looks:
     match: LinearMatch
     meetings: Meetings = field(default_factory=Meetings)
     count: Iterator[int] = field(default_factory=lambda: count(APART))
-    too_long: int | None = None
-    """A length at which a point takes too long, and all longer ones do."""
+    too_long: float = math.inf
+    """The first length at which a point takes too long, as all longer ones do."""
     elements: dict[int, Mapping[ir.Node, int]] = field(default_factory=dict)
     """The number of elements of the largest tensor that each node made, by the length."""
     names: set[str] = field(default_factory=set)
@@ -432,15 +425,11 @@ class _Looks:
     def firsts(self) -> set[int] | None:
         """What the integers of loops begin with or are throughout, and what tensors whose shape varies begin and end
         with, but for the length; None where a loop begins with something else at each length."""
-        found = set[int]()
-        for seen in self.begun.values():
-            begun = _without_length(seen)
-            if begun is None:
-                return None
-            found |= begun
-        for seen in self._more_firsts:
-            found |= _without_length(seen) or set()
-        return {number for number in found if 0 < number < ENDLESS}
+        begun = all_known(map(_without_length, self.begun.values()))
+        if begun is None:
+            return None
+        more = without_none(map(_without_length, self._more_firsts))
+        return {number for number in chain(*begun, *more) if 0 < number < ENDLESS}
 
     @property
     def _more_firsts(self) -> Iterator[set[tuple[int, frozenset[int]]]]:
@@ -468,28 +457,29 @@ class _Looks:
 
     def _holds_from_any_state(self, length: int) -> bool:
         number = next(self.count)
-        own = batch_of(number) if self.match.is_open["b"] else self.match.sizes.batch
         try:
             point = self.prover._point(length, number, self.most, freed=self._loops)
         except FailedError:
             return False
-        sizes = _sizes_at(self.match.found, self.match.sizes, point, own)
+        sizes = self._sizes_at(point, number)
         if sizes is None:
             return False
-        letters = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
-        named = [State(value, order) for value in point.states for order in orders(point.shape(value), letters)]
-        for state in (self.match.found.state, *named):
-            match = replace(self.match, found=replace(self.match.found, state=state))
-            outcome = _outcome(match.found, point, sizes)
-            if outcome is not None and _agrees(match, point, sizes, outcome, False) is Verdict.RIGHT:
-                return True
-        return False
+        begun = chain.from_iterable(_as_states(value, point, sizes) for value in point.states)
+        founds = (replace(self.match.found, state=state) for state in (self.match.found.state, *begun))
+        matches = (replace(self.match, found=found) for found in founds)
+        return any(_agrees(match, point, sizes, False) is Verdict.RIGHT for match in matches)
+
+    def _sizes_at(self, point: Evaluation, number: int) -> Sizes | None:
+        """The sizes at a point: the tokens are what is left beside the others. None where nothing fits."""
+        first = self.match.sizes
+        batch = batch_of(number) if self.match.is_open["b"] else first.batch
+        count = math.prod(point.tensor(self.match.found.output.value).shape)
+        each = batch * first.heads * first.value
+        return replace(first, batch=batch, tokens=count // each) if each and count and count % each == 0 else None
 
     def next(self, length: int) -> Verdict:
         """What the region computes at the next length."""
-        if self.too_long is not None and length >= self.too_long:
-            return Verdict.UNKNOWN
-        if self._expected(length) > AHEAD * self.most:
+        if length >= self.too_long or self._expected(length) > AHEAD * self.most:
             return Verdict.UNKNOWN
         verdict = self.verdict(length, next(self.count))
         self.right.update([length] if verdict is Verdict.RIGHT else [])
@@ -526,7 +516,6 @@ class _Looks:
     def verdict(self, length: int, number: int, apart: Mapping[str, int] = MappingProxyType({})) -> Verdict:
         """What the region computes at another point, where names in `apart` have sizes of their own."""
         match = self.match
-        own = batch_of(number) if match.is_open["b"] else match.sizes.batch
         self.meetings.begin()
         try:
             point = self.prover._point(length, number, self.most, self.meetings, apart)
@@ -536,13 +525,12 @@ class _Looks:
             _enter(self.ends, point.ends, lambda ends: (length, *ends))
             _enter(self.begun, point.firsts, lambda firsts: (length, firsts))
             _enter(self.lasting, point.lasting, lambda number: (length, frozenset([number])))
-            sizes = _sizes_at(match.found, match.sizes, point, own)
+            sizes = self._sizes_at(point, number)
             if sizes is None or not (match.is_open["t"] or sizes.tokens == match.sizes.tokens):
                 return Verdict.FAILS
-            outcome = _outcome(match.found, point, sizes)
-            return Verdict.FAILS if outcome is None else _agrees(match, point, sizes, outcome, not apart)
+            return _agrees(match, point, sizes, not apart)
         except TooLongError:
-            self.too_long = length if self.too_long is None else min(length, self.too_long)
+            self.too_long = min(length, self.too_long)
             return Verdict.UNKNOWN
         except FailedError:
             return Verdict.FAILS
@@ -566,9 +554,12 @@ def batch_of(number: int) -> int:
     return BATCHES[number] if number < len(BATCHES) else 2
 
 
-def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, outcome: Outcome, may_end: bool) -> Verdict:
+def _agrees(match: LinearMatch, point: Evaluation, sizes: Sizes, may_end: bool) -> Verdict:
     """Do all outputs and states of a match hold what the recurrence gives? An output whose last token is 0 was computed
     for fewer tokens, where it may end."""
+    outcome = _outcome(match.found, point, sizes)
+    if outcome is None:
+        return Verdict.FAILS
     goal, verdict = scaled(outcome, match.found), Verdict.RIGHT
     for output in match.outputs:
         array = read(output, point, sizes)
@@ -597,33 +588,44 @@ def _is_tensor(value: ir.Value, point: Evaluation) -> bool:
         return False
 
 
-def _sizes_at(found: Found, first: Sizes, point: Evaluation, batch: int) -> Sizes | None:
-    """The sizes at a point with this batch, where those at the first point are known: the tokens are what is left."""
-    count = int(np.prod(point.tensor(found.output.value).shape, dtype=np.int64))
-    each = batch * first.heads * first.value
-    return replace(first, batch=batch, tokens=count // each) if each and count and count % each == 0 else None
-
-
-def _as_output(value: ir.Value, point: Evaluation, sizes: Sizes, goal: np.ndarray) -> Operand | None:
-    """A value as the output, where it is that."""
-    if not _is_tensor(value, point):
-        return None
+def _as_outputs(value: ir.Value, point: Evaluation, sizes: Sizes) -> list[Operand]:
+    """A value as an output, in all orders that its axes may have."""
     own = {"b": sizes.batch, "t": sizes.tokens, "h": sizes.heads, "e": sizes.value}
-    for order in orders(point.tensor(value).shape, own):
-        operand = Operand(value, order, sizes.heads)
-        array = read(operand, point, sizes)
-        if array is not None and (columns(array) == goal).all():
-            return operand
-    return None
+    return [Operand(value, order, sizes.heads) for order in orders(point.shape(value), own)]
 
 
-def _as_state(value: ir.Value, point: Evaluation, sizes: Sizes, last: np.ndarray) -> State | None:
-    """A value as the last state, where it is that."""
-    if not _is_tensor(value, point):
-        return None
-    own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
-    for order in orders(point.tensor(value).shape, own):
-        array = read_state(State(value, order), point, sizes)
-        if array is not None and (columns(array) == last).all():
-            return State(value, order)
-    return None
+def _as_states(value: ir.Value, point: Evaluation, sizes: Sizes) -> list[State]:
+    """A value as a state, in all orders that its axes may have."""
+    return [State(value, order) for order in orders(point.shape(value), sizes.of_state)]
+
+
+@dataclass(frozen=True)
+class _Explained:
+    """What the outcome of a recurrence explains at a point: the values that hold it."""
+
+    point: Evaluation
+    sizes: Sizes
+    goal: np.ndarray
+    state: np.ndarray
+    outputs: list[Operand] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
+
+    def includes(self, value: ir.Value) -> bool:
+        """Does a value hold the output or the last state? It is entered then."""
+        if not _is_tensor(value, self.point):
+            return False
+        outputs = self._holding(_as_outputs(value, self.point, self.sizes), read, self.goal)
+        states = [] if outputs else self._holding(_as_states(value, self.point, self.sizes), read_state, self.state)
+        self.outputs.extend(outputs)
+        self.states.extend(states)
+        return bool(outputs or states)
+
+    def _holding(
+        self, candidates: Iterable[T], read: Callable[[T, Evaluation, Sizes], np.ndarray | None], wanted: np.ndarray
+    ) -> list[T]:
+        """The first candidate that holds the wanted columns."""
+        for candidate in candidates:
+            array = read(candidate, self.point, self.sizes)
+            if array is not None and (columns(array) == wanted).all():
+                return [candidate]
+        return []

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
+from itertools import chain, islice
 
 import onnx_ir as ir
 
@@ -150,8 +150,7 @@ def _is_algebraic(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]
     if is_op(node, *PRODUCTS):
         return not _is_layer(node, info, depths)
     if is_op(node, "Cast"):
-        given = node.inputs[0]
-        return given is not None and holds(info.dtype(node.outputs[0]), info.dtype(given))
+        return holds(info.dtype(node.outputs[0]), info.dtype(node.inputs[0]))
     return True
 
 
@@ -224,22 +223,19 @@ def _groups(exits: Sequence[ir.Value], depths: Mapping[ir.Value, int]) -> list[l
     for value in exits:
         own: list[ir.Node] = []
         groups.append(own)
-        maker = value.producer()
-        for node in list(reached([maker], lambda each: _deep_sources(each, depths))):
-            if node is None or (other := group_of.get(node)) is own:
-                continue
-            if other is None:
-                own.append(node)
+        for node in list(reached(makers_of([value]), lambda each: _deep_sources(each, depths))):
+            if node not in group_of:
                 group_of[node] = own
-                continue
-            groups.remove(other)
-            own.extend(other)
-            group_of.update(dict.fromkeys(other, own))
+                own.append(node)
+            elif (other := group_of[node]) is not own:
+                groups.remove(other)
+                own.extend(other)
+                group_of.update(dict.fromkeys(other, own))
     return groups
 
 
-def _deep_sources(node: ir.Node | None, depths: Mapping[ir.Value, int]) -> list[ir.Node | None]:
-    return [] if node is None else [value.producer() for value in values_read(node) if value in depths]
+def _deep_sources(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node]:
+    return makers_of(value for value in values_read(node) if value in depths)
 
 
 def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node]:
@@ -248,17 +244,18 @@ def _deep_readers(node: ir.Node, depths: Mapping[ir.Value, int]) -> list[ir.Node
 
 
 def _cone(exits: Iterable[ir.Value], depths: Mapping[ir.Value, int], graph: ir.Graph, info: ShapeInfo) -> set[ir.Node]:
-    """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions."""
-    nodes = set[ir.Node]()
-    pending = makers_of(exits)
-    while pending and len(nodes) <= MOST_NODES:
-        node = pending.pop()
-        if node in nodes or node.graph is not graph or not _is_evaluated(node, info, depths):
-            continue
-        nodes.add(node)
+    """The nodes that are evaluated to know the exits: those that are followed, and the unknown functions. Of too many
+    nodes it is a part that is too large."""
+
+    def evaluated(values: Iterable[ir.Value]) -> list[ir.Node]:
+        makers = (maker for maker in makers_of(values) if maker.graph is graph)
+        return [maker for maker in makers if _is_evaluated(maker, info, depths)]
+
+    def sources(node: ir.Node) -> list[ir.Node]:
         read = values_read(node)
-        pending += makers_of(depths.keys() & read if is_op(node, "Shape") else read)
-    return nodes
+        return evaluated(depths.keys() & read if is_op(node, "Shape") else read)
+
+    return set(islice(reached(evaluated(exits), sources), MOST_NODES + 1))
 
 
 def _is_evaluated(node: ir.Node, info: ShapeInfo, depths: Mapping[ir.Value, int]) -> bool:

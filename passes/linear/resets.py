@@ -26,6 +26,7 @@ from itertools import islice
 import numpy as np
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import all_nodes, int_attr, is_op, single, subgraphs, without_none
 from fa_compiler.passes.linear.candidates import Operand, Sizes, arranged_as
 from fa_compiler.passes.linear.evaluation import Evaluation
@@ -55,10 +56,7 @@ class Truth:
             for node in self.steps:
                 arrays = map(single, node.inputs)
                 operands = [tensor if array is None else exact(array) for array in arrays]
-                results = evaluated(node, operands, point.info.dtype(node.inputs[0]), False)
-                if results is None:
-                    return None
-                (tensor,) = results
+                (tensor,) = evaluated(node, operands, point.info.dtype(node.inputs[0]), False)
         except FailedError:
             return None
         return tensor if tensor.exact is None else None
@@ -78,9 +76,8 @@ class Reset:
 
 def read_reset(reset: Reset, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
     """What the state is multiplied by, [B,T,H]. None where the truth values do not fit the sizes."""
-    tensor = reset.truth.at(point)
-    numbers = None if tensor is None else tensor.numbers()
-    array = None if numbers is None else arranged_as(numbers, reset.operand, sizes)
+    numbers = if_known(Tensor.numbers, reset.truth.at(point))
+    array = if_known(arranged_as, numbers, reset.operand, sizes)
     if array is None:
         return None
     kept = array if reset.is_kept else reduced(1 - array)

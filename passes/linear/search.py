@@ -28,7 +28,6 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.linear.arrangement import arranged, has_order, orders
 from fa_compiler.passes.linear.candidates import Operand, Sizes, cut, read, rows_of
 from fa_compiler.passes.linear.corrections import Correction, Fit, Token
@@ -91,36 +90,60 @@ class Found:
 
 def tokens_of(found: Found, point: Evaluation, sizes: Sizes) -> Tokens | None:
     """The numbers of the operands; None where one does not fit the sizes."""
-    query, key, value = (_repeated(read(each, point, sizes), sizes) for each in (found.query, found.key, found.value))
-    state = if_known(lambda given: read_state(given, point, sizes), found.state)
-    decay, factor = (
-        if_known(lambda given: _along(read(given, point, sizes), sizes), each) for each in (found.decay, found.factor)
-    )
-    if query is None or key is None or value is None:
+    try:
+        return _Reader(point, sizes).tokens(found)
+    except _UnfitError:
         return None
-    given = without_none((found.state, found.decay, found.factor))
-    if len(without_none((state, decay, factor))) < len(given):
-        return None
-    if found.reset is not None:
-        kept = read_reset(found.reset, point, sizes)
-        if kept is None:
-            return None
-        decay = _decayed_twice(decay, kept)
-    if decay is not None and decay.ndim == 3:
-        decay = decay[..., None]
-    tokens = Tokens(query, key, value, state, decay, factor, found.is_delta)
-    return tokens if found.correction is None else _with_correction(tokens, found.correction, point, sizes)
 
 
-def _with_correction(tokens: Tokens, correction: Correction, point: Evaluation, sizes: Sizes) -> Tokens | None:
-    """The numbers with those of a correction; None where an operand of it does not fit the sizes."""
-    write, held = (_repeated(read(each, point, sizes), sizes) for each in (correction.write, correction.read))
-    gate = None if correction.gate is None else _repeated(read(correction.gate, point, sizes), sizes)
-    if write is None or held is None or (correction.gate is not None and gate is None):
-        return None
-    write = write if gate is None else times(write, gate)
-    signed = reduced(-write) if correction.is_subtracted else write
-    return replace(tokens, write=signed, read=held, reads_before_decay=correction.reads_before_decay)
+class _UnfitError(Exception):
+    """An operand does not fit the sizes."""
+
+
+def _fitting(numbers: np.ndarray | None) -> np.ndarray:
+    """Numbers that fit. Raises _UnfitError where there are none."""
+    if numbers is None:
+        raise _UnfitError
+    return numbers
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads operands at one point, where they have these sizes. Its methods raise _UnfitError."""
+
+    point: Evaluation
+    sizes: Sizes
+
+    def tokens(self, found: Found) -> Tokens:
+        """The numbers of all operands."""
+        query, key, value = map(self.heads, (found.query, found.key, found.value))
+        state = if_known(lambda given: _fitting(read_state(given, self.point, self.sizes)), found.state)
+        decay, factor = (if_known(self.rows, operand) for operand in (found.decay, found.factor))
+        if found.reset is not None:
+            decay = _decayed_twice(decay, _fitting(read_reset(found.reset, self.point, self.sizes)))
+        tokens = Tokens(query, key, value, state, if_known(_for_dimensions, decay), factor, found.is_delta)
+        return tokens if found.correction is None else self._with_correction(tokens, found.correction)
+
+    def _with_correction(self, tokens: Tokens, correction: Correction) -> Tokens:
+        """The numbers with those of a correction."""
+        write, held = self.heads(correction.write), self.heads(correction.read)
+        if correction.gate is not None:
+            write = times(write, self.heads(correction.gate))
+        signed = reduced(-write) if correction.is_subtracted else write
+        return replace(tokens, write=signed, read=held, reads_before_decay=correction.reads_before_decay)
+
+    def heads(self, operand: Operand) -> np.ndarray:
+        """An operand of each head, as often as heads of the value share one of its own."""
+        return _repeated(_fitting(read(operand, self.point, self.sizes)), self.sizes)
+
+    def rows(self, operand: Operand) -> np.ndarray:
+        """A decay or a factor of each token."""
+        return _along(_fitting(read(operand, self.point, self.sizes)), self.sizes)
+
+
+def _for_dimensions(decay: np.ndarray) -> np.ndarray:
+    """A decay of each head, or of each key dimension, with an axis for these dimensions."""
+    return decay if decay.ndim > 3 else decay[..., None]
 
 
 def _decayed_twice(decay: np.ndarray | None, kept: np.ndarray) -> np.ndarray:
@@ -132,24 +155,20 @@ def _decayed_twice(decay: np.ndarray | None, kept: np.ndarray) -> np.ndarray:
 
 def read_state(state: State, point: Evaluation, sizes: Sizes) -> np.ndarray | None:
     """The numbers of a state, [B,H,Dk,Dv]."""
-    numbers = point.tensor(state.value).numbers()
-    own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
+    numbers, own = point.tensor(state.value).numbers(), sizes.of_state
     if numbers is None or not has_order(numbers.shape, state.order, own):
         return None
     return arranged(numbers, state.order, own)
 
 
-def _repeated(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
+def _repeated(array: np.ndarray, sizes: Sizes) -> np.ndarray:
     """The heads repeated to those of the value, consecutive ones from one."""
-    if array is None or array.shape[2] == sizes.heads:
-        return array
-    return np.repeat(array, sizes.heads // array.shape[2], 2)
+    count = sizes.heads // array.shape[2]
+    return array if count == 1 else np.repeat(array, count, 2)
 
 
-def _along(array: np.ndarray | None, sizes: Sizes) -> np.ndarray | None:
+def _along(array: np.ndarray, sizes: Sizes) -> np.ndarray:
     """The same along batch and tokens, where it lacks them."""
-    if array is None:
-        return None
     tokens = sizes.tokens if array.shape[1] == 1 else array.shape[1]
     return np.broadcast_to(array, (sizes.batch, tokens, sizes.heads, *array.shape[3:]))
 
@@ -233,20 +252,22 @@ class Search:
         """The values with these axes, each content once, by the value that stands first in the graph. Those that stand
         first come first. There are at most so many products between them and the region."""
         found = dict[bytes, tuple[Operand, np.ndarray]]()
-        near = [value for value, steps in self.values.items() if steps <= furthest]
-        for value, count in product(near, heads):
-            tensor = self.point.tensor(value)
-            if not tensor.is_varied:
-                continue
-            wide = {"d": sizes.key, "e": sizes.value}[letters[-1]]
+        near = (value for value, steps in self.values.items() if steps <= furthest)
+        wide = {"d": sizes.key, "e": sizes.value}[letters[-1]]
+        for (value, shape), count in product(self._varied(near), heads):
             own = {"b": sizes.batch, "t": sizes.tokens, "h": count, letters[-1]: wide}
-            for order in orders(tensor.shape, own):
+            for order in orders(shape, own):
                 operand = Operand(value, order, count)
                 array = self._read(operand, sizes)
                 if array is not None:
                     self.work += array.size // PASS
                     found[array.tobytes()] = (operand, array)
         return list(found.values())[::-1]
+
+    def _varied(self, values: Iterable[ir.Value]) -> list[tuple[ir.Value, tuple[int, ...]]]:
+        """The values whose numbers differ from run to run, with their shapes."""
+        tensors = [(value, self.point.tensor(value)) for value in values]
+        return [(value, tensor.shape) for value, tensor in tensors if tensor.is_varied]
 
     def _narrow(self, sizes: Sizes, logarithmic: bool) -> list[tuple[Operand, np.ndarray]]:
         """The values with one number for each token and head; as decays also with one for each key
@@ -256,8 +277,9 @@ class Search:
             if logarithmic and value not in self.point.exponents and value not in self.point.powers.tables:
                 continue
             for operand in self._narrow_forms(value, sizes, logarithmic):
-                array = _along(self._read(operand, sizes), sizes)
-                if array is not None and not (array == 1).all():
+                shown = self._read(operand, sizes)
+                if shown is not None and not (shown == 1).all():
+                    array = _along(shown, sizes)
                     found[array.tobytes()] = (operand, array)
         return list(found.values())
 
@@ -300,13 +322,9 @@ class Search:
 
     def _states(self, sizes: Sizes) -> list[tuple[State | None, np.ndarray | None]]:
         """None, which costs the least to try, and the values that can be the first state."""
-        own = {"b": sizes.batch, "h": sizes.heads, "k": sizes.key, "v": sizes.value}
         found = dict[bytes, tuple[State | None, np.ndarray | None]]()
-        for value in self.values:
-            tensor = self.point.tensor(value)
-            if not tensor.is_varied:
-                continue
-            for order in orders(tensor.shape, own):
+        for value, shape in self._varied(self.values):
+            for order in orders(shape, sizes.of_state):
                 state = State(value, order)
                 array = read_state(state, self.point, sizes)
                 if array is not None and array.any():  # zeros are no state
@@ -334,7 +352,7 @@ class Search:
             fits = without_state
             if first is not None:
                 self.work += firsts.size
-                fits = firsts.fitting(_few(_decayed(columns(first), power)), self.scales)
+                fits = firsts.fitting(_decayed(_few(columns(first)), power, 0), self.scales)
             if self.work > self.limit:
                 self.left.append((output, sizes))
                 return
@@ -496,12 +514,9 @@ class _Choices:
 
     def token(self, place: int, before: np.ndarray, power: np.ndarray | None, reads: Sequence[np.ndarray]) -> Token:
         """A token of a few heads, with the state before it, the powers of all decays, and rows that may read it."""
-        after = before
-        if power is not None:
-            after = _times_decay(before, _few(power[:, place]))
         first = self.seconds if place else self.firsts
         rows = np.stack([_few(array[:, place]) for array in reads])
-        return Token(first.goal, first.keys, first.values, rows, before, after)
+        return Token(first.goal, first.keys, first.values, rows, before, _decayed(before, power, place))
 
     def with_correction(
         self, fit: Fit, reads: Sequence[Operand], scales: Mapping[int, float], output: Operand
@@ -602,15 +617,11 @@ def _few(array: np.ndarray) -> np.ndarray:
     return flat[sorted({0, min(1, len(flat) - 1), len(flat) - 1})]
 
 
-def _decayed(state: np.ndarray, power: np.ndarray | None) -> np.ndarray:
-    """The first state after the decay of the first token."""
+def _decayed(state: np.ndarray, power: np.ndarray | None, place: int) -> np.ndarray:
+    """The state of a few heads after the decay of a token: a number for each head, or for each key dimension."""
     if power is None:
         return state
-    return _times_decay(state, power[:, 0])
-
-
-def _times_decay(state: np.ndarray, decay: np.ndarray) -> np.ndarray:
-    """A state times a decay of each head, or of each key dimension."""
+    decay = _few(power[:, place])
     return times(state, decay if decay.ndim == state.ndim else decay[..., None])
 
 

@@ -7,12 +7,13 @@ minus infinity, which is how masks spell e^x = 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fa_compiler.passes.ir.nodes import without_none
+from fa_compiler.passes.algebra.known import if_known
+from fa_compiler.passes.ir.nodes import all_known, without_none
 from fa_compiler.passes.linear.field import ORDER, hashed, inverse, of_numbers, power, reduced, times
 
 EXPONENT_SEED = 0x5EED
@@ -120,6 +121,11 @@ def of_field(array: np.ndarray, scale: float = 1.0) -> Tensor:
     return Tensor(array.shape, field=array, scale=scale)
 
 
+def fields_of(tensors: Iterable[Tensor]) -> list[np.ndarray] | None:
+    """The elements of tensors modulo PRIME; None where those of one are not known."""
+    return all_known(tensor.numbers() for tensor in tensors)
+
+
 def least_scale(tensors: Sequence[Tensor]) -> float:
     """The least scale of tensors that are not known."""
     return min((tensor.scale for tensor in tensors if tensor.exact is None), default=1.0)
@@ -127,11 +133,10 @@ def least_scale(tensors: Sequence[Tensor]) -> float:
 
 def moved(sources: Sequence[Tensor], move: Callable[..., np.ndarray], with_sums: bool) -> Tensor:
     """What an operator makes that only moves elements of its sources: `move` does it with arrays."""
-    exacts = [source.exact for source in sources]
-    if all(array is not None for array in exacts):
+    exacts = all_known(source.exact for source in sources)
+    if exacts is not None:
         return exact(np.asarray(move(*exacts)))
-    fields = [source.numbers() for source in sources]
-    field = None if any(array is None for array in fields) else np.asarray(move(*fields))
+    field = if_known(lambda fields: np.asarray(move(*fields)), fields_of(sources))
     sums = _moved_sums([source.exponents() for source in sources], move) if with_sums else None
     scale = least_scale(sources)
     if field is not None:
@@ -143,8 +148,8 @@ def moved(sources: Sequence[Tensor], move: Callable[..., np.ndarray], with_sums:
 
 
 def _moved_sums(sources: Sequence[Exponents | None], move: Callable[..., np.ndarray]) -> Exponents | None:
-    known = without_none(sources)
-    if len(known) < len(sources):
+    known = all_known(sources)
+    if known is None:
         return None
     numbers = np.asarray(move(*(source.numbers for source in known)))
     if all(source.blocked is None for source in known):
@@ -157,8 +162,9 @@ def added(left: Tensor, right: Tensor, sign: int, with_sums: bool) -> Tensor:
     """left + right, or left - right where `sign` is -1."""
     shape = broadcast(left, right)
     result = Tensor(shape, scale=least_scale([left, right]))
-    one, other = left.numbers(), right.numbers()
-    if one is not None and other is not None:
+    fields = fields_of((left, right))
+    if fields is not None:
+        one, other = fields
         result.field = reduced(one + sign * other)
     if with_sums:
         result.sums = _added_sums(left.exponents(), right.exponents(), sign)
@@ -169,7 +175,7 @@ def _added_sums(left: Exponents | None, right: Exponents | None, sign: int) -> E
     if left is None or right is None or (sign < 0 and right.blocked is not None):
         return None
     numbers = reduced(left.numbers + sign * right.numbers, ORDER)
-    marks = [each.blocked for each in (left, right) if each.blocked is not None]
+    marks = without_none((left.blocked, right.blocked))
     if not marks:
         return Exponents(numbers)
     blocked = np.broadcast_to(marks[0], numbers.shape)
@@ -179,10 +185,10 @@ def _added_sums(left: Exponents | None, right: Exponents | None, sign: int) -> E
 def multiplied(left: Tensor, right: Tensor, with_sums: bool) -> Tensor:
     """The product, element by element. As an exponent, a product with an integer is a sum."""
     shape = broadcast(left, right)
-    one, other = left.numbers(), right.numbers()
-    if one is None or other is None:
+    fields = fields_of((left, right))
+    if fields is None:
         return Tensor(shape)
-    result = of_field(times(one, other), left.scales()[1] * right.scales()[1])
+    result = of_field(times(*fields), left.scales()[1] * right.scales()[1])
     for factor, rest in ((left, right), (right, left)):
         if with_sums and factor.exact is not None and _is_whole(factor.exact):
             result.sums = _scaled(rest.exponents(), factor.exact)
@@ -207,9 +213,10 @@ def times_order(numbers: np.ndarray, factors: np.ndarray) -> np.ndarray:
 def divided(left: Tensor, right: Tensor) -> Tensor:
     """The quotient, element by element."""
     shape = broadcast(left, right)
-    one, other = left.numbers(), right.numbers()
-    if one is None or other is None:
+    fields = fields_of((left, right))
+    if fields is None:
         return Tensor(shape)
+    one, other = fields
     return of_field(times(one, inverse(other)), left.scales()[1] / right.scales()[0])
 
 

@@ -28,7 +28,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.ir.nodes import STANDARD, constant, is_op, subgraphs, without_none
-from fa_compiler.passes.linear.columns import Column, at_once, exact_results, of_lengths, of_sizes
+from fa_compiler.passes.linear.columns import Column, Ragged, Rows, at_once, exact_results, of_lengths, of_sizes
 from fa_compiler.passes.linear.field import hashed
 from fa_compiler.passes.linear.meetings import SMALL
 from fa_compiler.passes.linear.operators import EXACT, RULES
@@ -103,7 +103,7 @@ class _Numbers:
     failing: set[int] = field(default_factory=set)
     """The places of lengths at which a node fails."""
     followed: set[ir.Value] = field(default_factory=set)
-    known: dict[ir.Value, Column | None] = field(default_factory=dict)
+    known: dict[ir.Value, Column | Ragged | None] = field(default_factory=dict)
     kinds: list[np.ndarray] = field(default_factory=list)
     """What tells the lengths in `after` apart, each by a number."""
 
@@ -143,16 +143,16 @@ class _Numbers:
             return None
         return {*map(int, self.lengths[self.after[first]])}
 
-    def _enter(self, value: ir.Value, column: Column) -> None:
+    def _enter(self, value: ir.Value, column: Column | Ragged) -> None:
         """Enter what a node gave, where it is not too large."""
         if column.count > (SMALL if self.is_far else LARGEST):
             return
         column = column.as_one()
         self.known[value] = column
-        if column.array is None or column.count > SMALL:
+        if isinstance(column, Ragged) or column.count > SMALL:
             return
         self.followed.add(value)  # 2: small, and of one shape
-        if column.varies:
+        if isinstance(column, Rows):
             numbers = column.array.reshape(len(column.array), -1)
             self.kinds.extend(self._kinds(numbers, is_op(value.producer(), "Exp")))
 
@@ -174,7 +174,7 @@ class _Numbers:
         if all(len(np.unique(each)) <= FEW_VALUES for each in (own[:FEW_LENGTHS], own)):
             yield own[self.after]
 
-    def _results(self, node: ir.Node) -> Sequence[Column] | None:
+    def _results(self, node: ir.Node) -> Sequence[Column | Ragged] | None:
         """The results of a node; None where they are not known, or fail at a length."""
         if is_op(node, "Shape", "Size") and (columns := of_sizes(node, self.walk.info, self.sizes)) is not None:
             return columns
@@ -187,7 +187,9 @@ class _Numbers:
             columns = None
         return self._one_by_one(node, operands) if columns is None and not self.is_far else columns
 
-    def _one_by_one(self, node: ir.Node, operands: Sequence[Column | None]) -> Sequence[Column] | None:
+    def _one_by_one(
+        self, node: ir.Node, operands: Sequence[Column | Ragged | None]
+    ) -> Sequence[Column | Ragged] | None:
         """The results of a node at each length in turn; None where one is not known, too large or fails."""
         rows, failing = list[list[np.ndarray]](), set[int]()
         for place in range(-1, len(self.lengths)):  # the longest one first, which is too much for most nodes
@@ -203,7 +205,7 @@ class _Numbers:
         self.failing |= failing
         return None if failing else [of_lengths(arrays) for arrays in zip(*rows[1:], strict=True)]
 
-    def _known(self, value: ir.Value) -> Column | None:
+    def _known(self, value: ir.Value) -> Column | Ragged | None:
         """What is known of a value."""
         if value not in self.known:
             array = None if value in self.walk.unknown else constant(value)

@@ -19,10 +19,13 @@ whose band misses the scores (expressible.py).
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass, field
 
 from fa_compiler.op_registry.geometry import UNLIMITED
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import all_known
 
 FIRST_CAUSAL, LAST_CAUSAL, WINDOW = 2, 3, 4
 """The sparse_modes of the first three of these bands."""
@@ -47,8 +50,7 @@ class Band:
     @property
     def has_diagonal(self) -> bool:
         """Whether every row i keeps the key i, if there is such a key, in every run. With a prefix the answer is no."""
-        above = self.upper is None or self.upper.is_at_least(0)
-        return not self.prefix and above and (self.lower is None or (-self.lower).is_at_least(0))
+        return not self.prefix and _leaves_room(self.upper) and _leaves_room(if_known(operator.neg, self.lower))
 
     def described(self, rows: Dim, columns: Dim) -> str:
         """The band in words, for scores of these sizes: the keys j that the row i keeps."""
@@ -63,10 +65,15 @@ class Band:
 
     def never_empty(self, rows: Dim, columns: Dim) -> bool:
         """Whether the band leaves every row a key in every run that has keys."""
-        above = self.prefix > 0 or self.upper is None or self.upper.is_at_least(0)
-        below = self.lower is None or (columns - rows - self.lower).is_at_least(0)
-        crossed = self.lower is not None and self.upper is not None and not (self.upper - self.lower).is_at_least(0)
-        return above and below and not crossed
+        above = self.prefix > 0 or _leaves_room(self.upper)
+        below = if_known(operator.sub, columns - rows, self.lower)
+        between = if_known(operator.sub, self.upper, self.lower)
+        return above and _leaves_room(below) and _leaves_room(between)
+
+
+def _leaves_room(distance: Dim | None) -> bool:
+    """Is the distance of a bound from what it has to leave never negative? A bound that does not limit has none."""
+    return distance is None or distance.is_at_least(0)
 
 
 @dataclass(frozen=True)
@@ -124,19 +131,19 @@ def mode_of(band: Band, rows: Dim, columns: Dim) -> SparseMode | None:
     """The mode of a band over scores of these sizes. None when the band does not limit, or when no mode expresses it in
     every run."""
     corner = columns - rows
-    if band.lower is None and band.upper is None:
+    if band.is_unlimited:
         return None
     if band.prefix:
         return _with_prefix(band, corner, columns)
-    if band.lower is None and band.upper == 0:
+    if band == Band(None, Dim(0)):
         return SparseMode(FIRST_CAUSAL)
-    if band.lower is None and band.upper == corner:
+    if band == Band(None, corner):
         return SparseMode(LAST_CAUSAL)
-    before = UNLIMITED if band.lower is None else (corner - band.lower).const
-    after = UNLIMITED if band.upper is None else (band.upper - corner).const
-    if before is None or after is None or max(abs(before), abs(after)) > UNLIMITED:
+    before, after = if_known(operator.sub, corner, band.lower), if_known(operator.sub, band.upper, corner)
+    tokens = all_known(UNLIMITED if distance is None else distance.const for distance in (before, after))
+    if tokens is None or max(map(abs, tokens)) > UNLIMITED:
         return None
-    return SparseMode(WINDOW, before, after)
+    return SparseMode(WINDOW, *tokens)
 
 
 def _with_prefix(band: Band, corner: Dim, columns: Dim) -> SparseMode | None:

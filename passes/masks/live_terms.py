@@ -9,7 +9,7 @@ from functools import cached_property
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import elsewhere, sole, without_absent
+from fa_compiler.passes.ir.nodes import elsewhere, instances, sole, without_absent
 from fa_compiler.passes.masks.magnitudes import HUGE, LOST_SHARE, MAX_FINE, SMALL_SHARE
 from fa_compiler.passes.masks.mask_values import TermValues
 from fa_compiler.passes.masks.rounding import reordering_decline
@@ -100,7 +100,7 @@ class LiveTerms:
     def _is_replaced(self, index: int) -> bool:
         """Do an addend and the selection after it come from one addend, Where(c, bias, v)?"""
         node, later = self.terms[index].node, self.terms[index + 1 : index + 2]
-        return any(isinstance(term, Select) and term.node is node for term in later)
+        return any(term.node is node for term in instances(later, Select))
 
     # Addends of {0, v}, for cases 2, 3, 5 and 8.
 
@@ -151,7 +151,7 @@ class LiveTerms:
         moderate = (i for i in self.selects if any(MAX_FINE < abs(fill) < HUGE for fill in self.numbers_of([i])))
         first = next(moderate, end)
         added = min((index for index in self.adds if index > first), default=end)
-        return any(isinstance(term, Scale) and term.rounds for term in self.terms[added:])
+        return any(term.rounds for term in instances(self.terms[added:], Scale))
 
 
 def _selecting_infinity(term: Term) -> Term:

@@ -29,7 +29,7 @@ from fa_compiler.passes.algebra.formula import Affine, AtLeastZero, BooleanTenso
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.budget import limited_attempt
 from fa_compiler.passes.answer.decline import Decline, label
-from fa_compiler.passes.ir.nodes import all_ops, distinct_consumers, is_op, is_weight, nodes_of_type
+from fa_compiler.passes.ir.nodes import all_ops, distinct_consumers, instances, is_op, is_weight, nodes_of_type
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.positions import Positions
@@ -102,12 +102,11 @@ def _lookups(node: ir.Node, facts: Facts, caches: Sequence[ir.Value]) -> list[Lo
 def _read_by_key(conditions: Sequence[Formula], positions: Positions) -> Iterator[tuple[ir.Value, Dim]]:
     """The inputs [batch, tokens] of which a condition reads the element j for key j, each with its number of tokens."""
     key = Affine.index(positions.rank - 1, positions.rank)
-    for condition in conditions:
-        if isinstance(condition, BooleanTensor) and condition.when:
-            value, index = _origin(condition, positions)
-            shape = positions.shape(value) if value.is_graph_input() and not is_weight(value) else None
-            if shape is not None and len(shape) == 2 and index[1] == key and not any(index[0].steps[-2:]):  # 1
-                yield value, shape[1]
+    kept = (condition for condition in instances(conditions, BooleanTensor) if condition.when)
+    for value, index in (_origin(condition, positions) for condition in kept):
+        shape, is_given = positions.shape(value) or (), value.is_graph_input() and not is_weight(value)
+        if is_given and len(shape) == 2 and index[1] == key and not any(index[0].steps[-2:]):  # 1
+            yield value, shape[1]
 
 
 def _origin(tensor: BooleanTensor, positions: Positions) -> tuple[ir.Value, Index]:

@@ -72,6 +72,7 @@ from dataclasses import dataclass, field, replace
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.answer.decline import Decline, label
 from fa_compiler.passes.answer.options import (
     FINITE_SCORES,
@@ -85,7 +86,7 @@ from fa_compiler.passes.answer.options import (
     Options,
 )
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, instances, is_op, opset
+from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, constant, instances, nodes_of_type, opset, without_none
 from fa_compiler.passes.layout.views import View, Viewer
 from fa_compiler.passes.masks.band import SparseMode
 from fa_compiler.passes.masks.bias_checks import check_adds_up, check_outweighs
@@ -175,12 +176,11 @@ class MaskPlan:
     @property
     def without_guard(self) -> MaskPlan:
         """The same plan without its guard."""
-        fallback = None if self.fallback is None else self.fallback.without_guard
-        return replace(self, nan_rows="", fallback=fallback)
+        return replace(self, nan_rows="", fallback=if_known(lambda plan: plan.without_guard, self.fallback))
 
     def assuming(self, *words: str) -> MaskPlan:
         """The same plan under further assumptions of the user."""
-        fallback = None if self.fallback is None else self.fallback.assuming(*words)
+        fallback = if_known(lambda plan: plan.assuming(*words), self.fallback)
         return replace(self, assumed=tuple(sorted({*self.assumed, *words})), fallback=fallback)
 
 
@@ -239,7 +239,7 @@ class MaskPlanner:
         """What the user vouches for beside a floor that is a Clip. Such a Clip has no upper limit, and ONNX then takes
         the largest finite number for it: a score of infinity becomes finite, and the operator gives NaN for its row.
         Raises Decline where the user does not."""
-        clip = next((term.node for term in terms if isinstance(term, Floor) and is_op(term.node, "Clip")), None)
+        clip = next(nodes_of_type((floor.node for floor in instances(terms, Floor)), "Clip"), None)
         if clip is None:
             return ()
         if not self.options.takes_scores_as_finite:
@@ -260,12 +260,12 @@ class MaskPlanner:
     def outweighs_masks(self, terms: tuple[Term, ...]) -> bool:
         """Do scores of unknown size meet a finite number of a mask that is added to them?"""
         numbers = (self.values.mask_value(terms, index) for index in range(len(terms)))
-        return self.unbounded and any(number is not None and math.isfinite(number) for number in numbers)
+        return self.unbounded and any(map(math.isfinite, without_none(numbers)))
 
     def _without_half_floors(self, terms: tuple[Term, ...]) -> tuple[tuple[Term, ...], tuple[str, ...]]:
         """The terms without floors at the lowest number of float16, and what the user vouches for, so that they show
         nowhere. Raises Decline where the user does not."""
-        floors = [term for term in terms if isinstance(term, Floor) and term.floor > DOMINATING]
+        floors = [floor for floor in instances(terms, Floor) if floor.floor > DOMINATING]
         if not floors:
             return terms, ()
         rest = tuple(term for term in terms if term not in floors)
@@ -284,7 +284,7 @@ class MaskPlanner:
         plan = self._guarded_behind(plan)
         if self.options.target == "onnx":
             plan = self._zero_rows_allowed(plan, terms)
-        rounding = next((step for step in plan.bias if self._rounds_rows(step)), None)
+        rounding = next(filter(self._rounds_rows, plan.bias), None)
         if rounding is None:
             return plan
         alone = len(plan.bias) == 1 and self._adds_only(rounding, math.isfinite)
@@ -331,7 +331,7 @@ class MaskPlanner:
         """The plan for ONNX's Attention, which gives 0 for a row whose every key is excluded. Its kernels take -inf and
         the lowest number of a float mask for excluded. Raises Decline where the bias may hold such numbers, unless they
         are -inf and a guard makes such a row 0, or the user says that no row is masked everywhere."""
-        guarded = bool(plan.nan_rows) and not any(isinstance(step, Floor) for step in plan.bias)
+        guarded = bool(plan.nan_rows) and not instances(plan.bias, Floor)
         risky = next((step for step in plan.bias if self._may_exclude(step, guarded)), None)
         if risky is None:
             return plan
@@ -476,7 +476,7 @@ class MaskPlanner:
         if not masks:
             return None
         value, infinite = max(masks.values()), live.added_masks_are_infinite
-        filled = NO_EMPTY_ROWS in self.options.assume or self.never_empty(live.terms)
+        filled = self._fills_rows(live.terms)
         if not (len(masks) == 1 or filled or (infinite and value == -math.inf)):
             return None
         # A row that is masked everywhere shows whether biases are lost in a finite number. A moderate one loses none.
@@ -548,16 +548,16 @@ class MaskPlanner:
         number = scored.number if len(scored.others) == 1 or live.adds_alike else None
         if number is None and scored.is_one_of_several:
             return None
+        terms, score = (live.terms, 0.0) if number is None else (scored.others, number)
         mask = self._boolean_mask(scored.mask_terms)
-        bias = self._bias(live.terms if number is None else scored.others)
-        plan = MaskPlan(bias=bias, nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
+        plan = MaskPlan(bias=self._bias(terms), nan_rows=guard.nan_rows, assumed=(*assumed, *mask.assumed))
         if not mask.excludes:
             return plan
         return replace(
             plan,
             masked=mask.masked,
             mode=mask.mode,
-            masked_score=0.0 if number is None else number,
+            masked_score=score,
             adds_bias_to_masked=True,
             missed=mask.missed,
         )
@@ -591,8 +591,7 @@ class MaskPlanner:
         if not self.never_empty(live.terms):
             plan = self._with_empty_rows(plan, live, value, guard)
         if self._may_lack_mode(plan):
-            dense_mask = tuple(excluded(term, self.viewer) for term in self._masks(live.terms))
-            return replace(plan, fallback=replace(plan, masked=dense_mask, mode=None))
+            return replace(plan, fallback=replace(plan, masked=self._dense_mask(live.terms), mode=None))
         return plan
 
     def _dominance_assumed(self, value: float) -> tuple[str, ...]:
@@ -658,21 +657,20 @@ class MaskPlanner:
         structured, node = self.structure(terms), terms[-1].node
         missed = self._dense_mask_missed(structured, node)
         if missed is not None:
-            masked = tuple(excluded(term, self.viewer) for term in self._masks(terms))
-            return _BooleanMask(masked, assumed=structured.assumed, missed=(missed,))
+            return _BooleanMask(self._dense_mask(terms), assumed=structured.assumed, missed=(missed,))
         masked = tuple(padded(part, self.viewer, node) for part in structured.padding)
         return _BooleanMask(masked, structured.mode, structured.assumed)
 
+    def _dense_mask(self, terms: tuple[Term, ...]) -> tuple[ExcludedPositions, ...]:
+        """The mask of these terms as it is, with every excluded key."""
+        return tuple(excluded(term, self.viewer) for term in self._masks(terms))
+
     def _dense_mask_missed(self, structured: Structure | NoStructure, node: ir.Node) -> Missed | None:
         """What the report says of a mask that holds every excluded key; None where the target takes the structure."""
-        if isinstance(structured, NoStructure):
-            return structured.missed(node)
         reason = self._why_dense(structured)
-        if reason is None:
-            return None
-        return Missed(MissedCode.DENSE_MASK, reason, label(node))
+        return structured.missed(node) or if_known(lambda why: Missed(MissedCode.DENSE_MASK, why, label(node)), reason)
 
-    def _why_dense(self, structured: Structure) -> str | None:
+    def _why_dense(self, structured: Structure | NoStructure) -> str | None:
         """Why the target needs this structure as a mask that holds every excluded key; None if it does not."""
         if structured.packing is not None:
             return "packed sequences are not told apart where masked keys keep a score"
@@ -689,7 +687,7 @@ class MaskPlanner:
         if terms not in self._structures:
             masks, contiguity = self._masks(terms), ContiguousLabels(self.viewer.facts)
             vouched = SAME_SIZES in self.options.assume
-            biases = [term for term in terms if isinstance(term, Add) and term not in masks]
+            biases = [term for term in instances(terms, Add) if term not in masks]
             cuts = self.options.target == "ort" and all(opset(term.node) >= SLICE_SINCE for term in masks)
             self._structures[terms] = structure(masks, self.grid, self.viewer, contiguity, vouched, biases, cuts)
         return self._structures[terms]
@@ -708,6 +706,10 @@ class MaskPlanner:
         masks = self._masks(terms)
         return self.structure(terms).never_empty or (len(masks) == 1 and self._constant_keeps_keys(masks[0]))
 
+    def _fills_rows(self, terms: tuple[Term, ...]) -> bool:
+        """Does every row have a key, by proof or because the user says so?"""
+        return NO_EMPTY_ROWS in self.options.assume or self.never_empty(terms)
+
     def _constant_keeps_keys(self, mask: MaskTerm) -> bool:
         """Is a mask a constant as wide as the keys that leaves every row a key?"""
         value, dims, resolve = mask.operand.value, mask.operand.dims, self.viewer.space.resolve
@@ -724,7 +726,7 @@ class MaskPlanner:
         guard = guard.beside(value)
         if self.as_bias:
             return False
-        if NO_EMPTY_ROWS in self.options.assume or self.never_empty(live.terms) or guard is RowGuard.SELECTION:
+        if self._fills_rows(live.terms) or guard is RowGuard.SELECTION:
             return True
         if self.values.sink_lower_bound is not None:
             # A fully masked row then attends to the sink alone, unless the sink is as low as the mask.

@@ -35,7 +35,6 @@ def _masked_by_addend(term: Add[AlignedTensor], viewer: Viewer) -> ExcludedPosit
     view = aligned(term.operand, viewer, term.node)
     node = view.base.producer()
     if is_op(node, "Where") and term.operand.never_enlarges:
-        assert node is not None
         condition, *branches = node.inputs
         scalars = [viewer.info.scalar(branch) for branch in without_none(branches)]
         if condition is not None and None not in scalars and scalars.count(0.0) == 1:

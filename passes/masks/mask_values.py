@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.intervals import Interval
 from fa_compiler.passes.answer.options import MASKS_DOMINATE
+from fa_compiler.passes.ir.nodes import instances, sole
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import (
     ASSUMED_MASK,
@@ -58,15 +59,10 @@ class TermValues:
     def mask_value(self, terms: tuple[Term, ...], index: int) -> float | None:
         """The v of an addend that holds only 0 and one number v that outweighs the scores, before and after later
         factors; None for other terms."""
-        numbers = self.numbers_before_softmax(terms, index) - {0.0}
-        if len(numbers) != 1:
+        value, dtype = sole(self.numbers_before_softmax(terms, index) - {0.0}), self._dtype(terms[index])
+        if value is None or not self.dominates(value, dtype):
             return None
-        (value,) = numbers
-        dtype = self._dtype(terms[index])
-        is_mask = self.dominates(value, dtype) and self.dominates(min(self.numbers_of(terms[index])), dtype)
-        if not is_mask:
-            return None
-        return value
+        return value if self.dominates(min(self.numbers_of(terms[index])), dtype) else None
 
     def dominates(self, value: float, dtype: ir.DataType | None) -> bool:
         """Does a number of this type outweigh every score? It does by its size, or because the user vouches for it."""
@@ -95,7 +91,7 @@ class TermValues:
         number = self.viewer.facts.sets.only(term.operand.value)
         if number is None:
             return False
-        replaced = any(isinstance(later, Select) and later.fill > DOMINATING for later in terms[index + 1 :])
+        replaced = any(later.fill > DOMINATING for later in instances(terms[index + 1 :], Select))
         shows = replaced or self.sink_lower_bound is not None
         return number == 0.0 or (abs(number) <= most and not shows)
 
@@ -121,7 +117,7 @@ class TermValues:
     def stays_above(self, terms: tuple[Term, ...], index: int, fill: float) -> bool:
         """Is an addend proven to be far above a mask's fill, whatever factors follow? It may have any size."""
         interval = self._interval(terms[index])
-        positive = all(later.factor > 0 for later in terms[index + 1 :] if isinstance(later, Scale))
+        positive = all(later.factor > 0 for later in instances(terms[index + 1 :], Scale))
         if interval is None or not positive:
             return self.is_small_beside(terms, index, fill)
         return fill == -math.inf or _largest(max(-interval[0], 0.0), terms[index + 1 :]) < -fill * SMALL_SHARE
@@ -138,10 +134,9 @@ class TermValues:
         The addend's bounds tell it. Where they are unknown, a large number that is combined into the addend counts as
         one that may become +inf. An input of the model counts as one that does not.
         """
-        term = terms[index]
+        term, interval = terms[index], self._interval(terms[index])
         if not isinstance(term, Add):
             return False
-        interval = self._interval(term)
         if interval is None:
             return holds_large(term.operand.value, self.viewer.facts.bounds)
         return not _largest(interval[1], terms[index + 1 :]) < FLOAT32_MAX
@@ -218,8 +213,7 @@ def _scaled(numbers: frozenset[float], factor: float, dtype: ir.DataType | None)
 def _largest(size: float, later: tuple[Term, ...]) -> float:
     """The largest that a number of this size becomes by the factors after it."""
     largest = size
-    for term in later:
-        if isinstance(term, Scale):
-            size *= abs(term.factor)
-            largest = max(largest, size)
+    for term in instances(later, Scale):
+        size *= abs(term.factor)
+        largest = max(largest, size)
     return largest

@@ -101,23 +101,21 @@ def _inverts_inputs(planner: MaskPlanner, terms: tuple[Term, ...]) -> bool:
 def _missed(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed:
     structured = planner.structure(terms)
     for words in _words_to_try(planner, terms, guard):  # 2
-        if (under := _under(words, planner, terms, guard)) is not None and _is_lean(*under):
+        if _lean_under(words, planner, terms, guard) is not None:
             return _vouched(words, structured, terms)
-    if isinstance(structured, NoStructure) and structured.hint == ONE_NAME:
+    if structured.lacks_one_name:
         # Other sizes alone would not help: there is a reason behind them.
-        structured = _assuming((SAME_SIZES,), planner).structure(terms)
-        if isinstance(structured, NoStructure):
-            return structured.missed(terms[-1].node)
+        missed = _assuming((SAME_SIZES,), planner).structure(terms).missed(terms[-1].node)
+        if missed is not None:
+            return missed
     if plan.missed:  # 3
         return plan.missed[0]
     node = next(step.node for step, view in _masks_in_bias(plan, planner) if _is_dense(view, planner))
     structured = planner.structure(
         tuple(term for term in terms if isinstance(term, Add | Select) and term.node is node)
     )
-    if isinstance(structured, NoStructure):  # 4
-        return structured.missed(node)
     reason = "what else is added to the scores is not proven to be lost beside the mask"
-    return Missed(MissedCode.DENSE_MASK, reason, label(node))  # 5
+    return structured.missed(node) or Missed(MissedCode.DENSE_MASK, reason, label(node))  # 4 and 5
 
 
 def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard) -> Missed | None:
@@ -127,9 +125,8 @@ def _missed_by_inputs(plan: MaskPlan, planner: MaskPlanner, terms: tuple[Term, .
     if not any(is_dense(view, grid, space) for view in views):
         return None
     for words in _words_to_try(planner, terms, guard):
-        if BINARY_MASKS not in words or (under := _under(words, planner, terms, guard)) is None:
-            continue
-        if _is_lean(*under) and _has_more_masks(under[0], plan):
+        lean = _lean_under(words, planner, terms, guard) if BINARY_MASKS in words else None
+        if lean is not None and _has_more_masks(lean, plan):
             return _vouched(words, planner.structure(terms), terms)
     return None
 
@@ -142,8 +139,7 @@ def _words_to_try(planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
     words = [SAME_SIZES, MASKS_DOMINATE, NO_EMPTY_ROWS]
     if BINARY_MASKS not in given and _inverts_inputs(planner, terms):
         words.append(BINARY_MASKS)
-    together = _under(tuple(words), planner, terms, guard)
-    if together is None or not _is_lean(*together):
+    if _lean_under(tuple(words), planner, terms, guard) is None:
         return []
     combinations = (itertools.combinations(words, count) for count in range(1, MOST_WORDS + 1))
     return [words for words in itertools.chain.from_iterable(combinations) if not given.issuperset(words)]
@@ -156,11 +152,19 @@ def _under(
     return if_possible(lambda: _planned(_assuming(words, planner), terms, guard))
 
 
+def _lean_under(
+    words: tuple[str, ...], planner: MaskPlanner, terms: tuple[Term, ...], guard: RowGuard
+) -> MaskPlan | None:
+    """The plan, if the user vouched for these words, too, and it then reads no mask of all rows and keys."""
+    under = _under(words, planner, terms, guard)
+    return under[0] if under is not None and _is_lean(*under) else None
+
+
 def _vouched(words: tuple[str, ...], structured: Structure | NoStructure, terms: tuple[Term, ...]) -> Missed:
     """The line that names these assumptions. `found` is the structure of the mask without them."""
     reasons = [f"it is not proven that {ASSUMPTIONS[word]}" for word in words]
     hint = f"{' '.join(f'--assume {word}' for word in words)} if that holds in every run"
-    if words[0] == SAME_SIZES and isinstance(structured, NoStructure) and structured.hint == ONE_NAME:
+    if words[0] == SAME_SIZES and structured.lacks_one_name:
         reasons[0], hint = structured.reason, f"{hint}; or {ONE_NAME}"
     return Missed(MissedCode.DENSE_MASK, ", and ".join(reasons), label(terms[-1].node), hint)
 

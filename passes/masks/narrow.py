@@ -114,11 +114,8 @@ def _first_of(value: ir.Value, axis: int, info: ShapeInfo) -> np.ndarray | None:
         if not (bits(array) == bits(first)).all():
             return None
         return first
-    if array is not None or large is None or large.repeated is None:
-        return None
-    if large.repeated.shape[axis] != 1:
-        return None
-    return large.repeated
+    repeated = None if array is not None or large is None else large.repeated
+    return repeated if repeated is not None and repeated.shape[axis] == 1 else None
 
 
 def narrowed(value: ir.Value, axis: int, builder: Builder) -> ir.Value:
@@ -133,8 +130,7 @@ def _narrowed(value: ir.Value, axis: int, builder: Builder, done: dict[tuple[ir.
         if first is not None:
             done[key] = builder.constant(first, "row")
             return done[key]
-        wide = _made_from(value, axis, builder.info)
-        assert node is not None and wide is not None
+        node, wide = certain(node), certain(_made_from(value, axis, builder.info))
         if is_op(node, "Expand"):
             done[key] = _expanded_elsewhere(node, axis, builder)
         elif is_op(node, "Slice") and _cuts(node, axis, builder.info):
@@ -160,8 +156,7 @@ def _cuts(node: ir.Node, axis: int, info: ShapeInfo) -> bool:
 
 def _expanded_elsewhere(expand: ir.Node, axis: int, builder: Builder) -> ir.Value:
     """What an Expand expands, whose size along `axis` is 1, expanded along all other dimensions only."""
-    source, target = expand.inputs
-    assert source is not None and target is not None
+    source, target = map(certain, expand.inputs)
     own, shape = certain(builder.info.shape(source)), certain(builder.info.shape(expand.outputs[0]))
     if _has_sizes(own, shape, axis):
         return source

@@ -51,6 +51,7 @@ from fa_compiler.passes.ir.nodes import (
     instances,
     is_op,
     is_weight,
+    operand_orders,
     text_attr,
     without_none,
 )
@@ -302,7 +303,7 @@ class _Sizes:
         numbers, node = self.facts.sets.of(value), value.producer()
         if numbers is not None:
             return _of_numbers(numbers)
-        if node is None or value.is_graph_input():
+        if node is None:
             return ANY_SIZE
         if operands := passed_on(node):
             return functools.reduce(Huge.or_else, (self.huge(operand, depth + 1) for operand in operands))
@@ -320,9 +321,9 @@ class _Sizes:
                 return first.plus(second[0].turned())
 
     def _product(self, node: ir.Node) -> Huge:
-        for factor, number in (node.inputs, tuple(reversed(node.inputs))):
-            only = self.facts.sets.only(number)
-            if factor is None or only is None or not HUGE <= abs(only) < math.inf:
+        for factor, number in operand_orders(node, "Mul"):
+            only = self.facts.sets.only(number) or 0.0
+            if not HUGE <= abs(only) < math.inf:
                 continue
             rest = self._rest(factor)
             if rest and self.binary:
@@ -400,7 +401,7 @@ class _Sizes:
         sizes."""
         dtype = self.facts.info.dtype(operand)
         computed = operand.producer() is not None and not is_op(operand.producer(), *ARITHMETIC)
-        return dtype is None or not (dtype == ir.DataType.BOOL or (dtype.is_integer() and computed))
+        return not (dtype == ir.DataType.BOOL or (_is_integer(dtype) and computed))
 
     def largest(self, value: ir.Value) -> float:
         """An upper bound of the absolute values of all elements that are not NaN; infinity where none is known."""
@@ -432,25 +433,21 @@ def _combined(node: ir.Node) -> list[ir.Value]:
     return passed_on(node) or without_none(operands)
 
 
-def is_whole(value: ir.Value | None, facts: Facts) -> bool:
+def is_whole(value: ir.Value, facts: Facts) -> bool:
     """Is every element proven to be a whole number?"""
     pending, seen = [value], set[ir.Value]()
     while pending:
         current = pending.pop()
-        if current is None or len(seen) > MAX_STEPS:
+        if len(seen) > MAX_STEPS:
             return False
         if current in seen or _is_integer(facts.info.dtype(current)):
             continue
         seen.add(current)
-        array = constant(current)
-        if array is not None:
-            if not bool((np.isfinite(array) & (array == np.round(array))).all()):
-                return False
-            continue
-        node = current.producer()
-        if not is_op(node, *WHOLE):
+        array, node = constant(current), current.producer()
+        if array is None and is_op(node, *WHOLE):
+            pending.extend(_combined(node))
+        elif array is None or not (np.isfinite(array) & (array == np.round(array))).all():
             return False
-        pending.extend(_combined(node))
     return True
 
 

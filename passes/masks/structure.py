@@ -42,7 +42,7 @@ from typing import ClassVar
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
+from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace, flat_axes
 from fa_compiler.passes.algebra.formula import (
     TRUE,
     Affine,
@@ -60,7 +60,7 @@ from fa_compiler.passes.algebra.symbolic import Atom, Dim, cap_of, product, simp
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import SAME_SIZES
 from fa_compiler.passes.answer.report import Missed, MissedCode
-from fa_compiler.passes.ir.nodes import elsewhere, instances, without_none
+from fa_compiler.passes.ir.nodes import all_known, certain, elsewhere, instances, sole, without_none
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.band import Band, SparseMode, mode_of
 from fa_compiler.passes.masks.narrow import is_constant_along
@@ -115,10 +115,16 @@ class Structure:
     packing: Packing | None = None
     assumed: tuple[str, ...] = ()
 
+    reason: ClassVar[str] = ""
+    lacks_one_name: ClassVar[bool] = False
+
     @property
     def padding_alone(self) -> tuple[Padding, ...]:
         """The padding, if the mask is nothing else."""
         return self.padding if self.mode is None and self.packing is None else ()
+
+    def missed(self, node: ir.Node) -> None:
+        """No line of the report: there is a structure."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +141,11 @@ class NoStructure:
     padding_alone: ClassVar[tuple[()]] = ()
     never_empty: ClassVar[bool] = False
     assumed: ClassVar[tuple[()]] = ()
+
+    @property
+    def lacks_one_name(self) -> bool:
+        """Would one name for sizes that are equal help?"""
+        return self.hint == ONE_NAME
 
     def missed(self, node: ir.Node) -> Missed:
         """The line of the report. The culprit is `node` where no single term is the reason."""
@@ -243,7 +254,8 @@ def _other_sizes_along(
     for term in beside:
         shape = viewer.info.sizes(term.operand.value)
         for place, (own, dim) in enumerate(zip(shape, term.operand.dims, strict=False)):
-            if own.const == 1 or own == size or not dim or viewer.space.resolve(dim) != wanted:
+            is_along = bool(dim) and viewer.space.resolve(dim) == wanted
+            if not is_along or own in (1, size):
                 continue
             if axes != grid.q_seq or not is_constant_along(term.operand.value, place, viewer.info):
                 yield own
@@ -259,6 +271,10 @@ class _Placed:
     dims: Arrangement
     row: int | None
     column: int | None
+
+    def size(self, dimension: int | None, whole: Dim) -> Dim:
+        """The size of the rows or the keys; the whole one where the mask does not run along them."""
+        return whole if dimension is None else self.shape[dimension]
 
     @property
     def ends(self) -> tuple[Affine, Affine] | None:
@@ -327,7 +343,7 @@ class _TermReader:
         """The parts of the term's mask, which the user says to be as large as the scores. Raises _Unstructured."""
         place, known = self._placed(term), dict(self.always_known)
         for dimension, size in zip((place.row, place.column), (self._rows, self.sizes[1]), strict=True):
-            own = size if dimension is None else place.shape[dimension]
+            own = place.size(dimension, size)
             atoms = [part.single_atom for part in (own, *own.broadcast_parts) if part != size]
             known.update((atom, size) for atom in without_none(atoms))
         placed = replace(term.operand, never_enlarges=True)
@@ -378,18 +394,20 @@ class _TermReader:
         if not isinstance(term, Add):
             return None
         given = positions.whole(term.operand.value, place.index)
-        if given is None or (place.row is not None and not self._is_alike(given, place.row)):
+        if given is None or not self._is_alike(given, place):
             return None
         return replace(given, when=False)
 
-    def _is_alike(self, given: BooleanTensor, row: int) -> bool:
-        """Is a tensor that runs along the rows the same for all of them?"""
-        return is_constant_along(given.value, given.axes.index(row), self.viewer.info)
+    def _is_alike(self, given: BooleanTensor, place: _Placed) -> bool:
+        """Is a tensor the same for all rows? It may run along them: the rewriter reads one row of it."""
+        if place.row is None or place.row not in given.axes:
+            return True
+        return is_constant_along(given.value, given.axes.index(place.row), self.viewer.info)
 
     def _run_along_all(self, parts: list[_Part], place: _Placed) -> bool:
         """Do the padding or the labels run along all dimensions in which the mask may enlarge the scores?"""
-        along = {axis for part in parts if isinstance(part, Padding) for axis in part.given.axes}
-        labelled = {axis for part in parts if isinstance(part, Packing) for dim in part.dims for axis in dim}
+        along = {axis for part in instances(parts, Padding) for axis in part.given.axes}
+        labelled = {axis for part in instances(parts, Packing) for axis in flat_axes(part.dims)}
         known = {place.row, place.column, *along}
         enlarging = [k for k, size in enumerate(place.shape) if size.const != 1 and k not in known]
         return all(place.dims[k] and set(place.dims[k]) <= labelled for k in enlarging)
@@ -438,17 +456,17 @@ class _TermReader:
         """Why the mask may have other numbers of rows and columns than the scores in a run that succeeds; None if it
         has not. Raises _Unstructured."""
         place, rows, columns = self._placed(term), self._rows, self.sizes[1]
-        shape, row, column = place.shape, place.row, place.column
+        own_rows, own_columns = place.size(place.row, rows), place.size(place.column, columns)
         name = f"{term.operand.value.name!r}"
         known: list[Dim] = []
-        if column is not None and shape[column] != columns:
-            cap = cap_of(shape[column], columns)
+        if own_columns != columns:
+            cap = cap_of(own_columns, columns)
             if cap is None:
-                reason = f"the {shape[column]} columns of {name} are not proven to be the {columns} keys of the scores"
+                reason = f"the {own_columns} columns of {name} are not proven to be the {columns} keys of the scores"
                 return _Unstructured(reason, ONE_NAME)
             known.append(Dim(cap) - columns)
-        if row is not None and simplify_given(shape[row], known) != rows:
-            reason = f"the {shape[row]} rows of {name} are not proven to be the {rows} rows of the scores"
+        if place.row is not None and simplify_given(own_rows, known) != rows:
+            reason = f"the {own_rows} rows of {name} are not proven to be the {rows} rows of the scores"
             return _Unstructured(reason, ONE_NAME)
         return None
 
@@ -461,15 +479,13 @@ class _TermReader:
         repeated. Raises _Unstructured.
         """
         place = self._placed(term)
-        if place.row is not None and not _adds_no_rows(place.shape[place.row], self._rows):
+        if not _adds_no_rows(place.size(place.row, self._rows), self._rows):
             return None
         try:
             parts = replace(self, cuts=False).read(term)
         except _Unstructured:
             return None
-        if not all(isinstance(part, Padding) for part in parts):
-            return None
-        return parts
+        return parts if len(instances(parts, Padding)) == len(parts) else None
 
     def _parts_of(self, condition: Formula, place: _Placed, term: MaskTerm) -> Sequence[_Part] | None:
         """What a condition of the mask is; None where it is none of the parts."""
@@ -484,9 +500,7 @@ class _TermReader:
             part = self._band_with_prefix(condition, place)
         if part is None and condition.origin is not None:  # 2
             part = self._padding(condition.origin, place, term)
-        if part is None:
-            return None
-        return (part,)
+        return None if part is None else (part,)
 
     def _band(self, affine: Affine, place: _Placed) -> tuple[Band, ...] | None:
         """The band of the positions at which a number that is linear in them is at least 0; empty where that is so
@@ -502,16 +516,14 @@ class _TermReader:
 
     def _padding(self, given: BooleanTensor, place: _Placed, term: MaskTerm) -> Padding | None:
         """The padding that a boolean tensor is, if it is the same for all rows."""
-        # It may run along the rows: the rewriter reads one row of it.
-        if place.row is not None and place.row in given.axes and not self._is_alike(given, place.row):
-            return None
-        if given.cut is not None and given.axes[given.cut] != place.column:
+        is_cut_elsewhere = given.cut is not None and given.axes[given.cut] != place.column
+        if is_cut_elsewhere or not self._is_alike(given, place):
             return None
         return Padding(replace(given, when=not given.when), given.arranged(place.dims), term.operand.never_enlarges)
 
     def _band_with_prefix(self, part: Some, place: _Placed) -> Band | None:
         """The band with a prefix that two alternatives make: an upper bound on j - i, and one on j alone."""
-        limits = [inner.affine for inner in part.parts if isinstance(inner, AtLeastZero)]
+        limits = [inner.affine for inner in instances(part.parts, AtLeastZero)]
         if len(part.parts) != 2 or len(limits) != 2:
             return None
         for limit, keys in (limits, limits[::-1]):
@@ -535,18 +547,16 @@ class _TermReader:
         """The packing that a comparison of labels at the row and at the key expresses. There must be as many labels as
         rows and as columns."""
         own, axis = self.viewer.info.shape(part.value), self._token_axis(part, place)
-        if self.contiguity is None or own is None or axis is None or not part.says("Equal"):
+        if own is None or axis is None or not part.says("Equal"):
             return None
         tokens = {own[axis], *(size for k, size in enumerate(place.shape) if k in (place.row, place.column))}
         if len(tokens) > 1 or self.grid.sizes[0] != self.grid.sizes[1]:
             return None
-        dims: list[Axes] = []
-        for k, size in enumerate(own):
-            along = self.grid.q_seq if k == axis else self._label_axes(part, k, size, place)
-            if along is None:
-                return None
-            dims.append(along)
-        return Packing(part.value, tuple(dims), self.contiguity.holds(part.value, axis), term.operand.never_enlarges)
+        along = (self.grid.q_seq if k == axis else self._label_axes(part, k, own[k], place) for k in range(len(own)))
+        dims, contiguity = all_known(along), certain(self.contiguity)
+        if dims is None:
+            return None
+        return Packing(part.value, tuple(dims), contiguity.holds(part.value, axis), term.operand.never_enlarges)
 
     def _label_axes(self, part: ElementComparison, dimension: int, size: Dim, place: _Placed) -> Axes | None:
         """The axes along which a dimension of the labels other than that of the tokens runs; None where unknown."""
@@ -561,14 +571,14 @@ class _TermReader:
     ) -> bool:
         """Does this part say that the key's number is at most the row's, for numbers that go up by one from token to
         token of a sequence?"""
-        axis, ends = self._token_axis(labels, place), place.ends
-        if self.contiguity is None or axis is None or ends is None or not part.says("LessOrEqual") or not labels.when:
+        axis = self._token_axis(labels, place)
+        if axis is None or not part.says("LessOrEqual") or not labels.when:
             return False
-        numbers = self.contiguity.position_source(labels.value, axis)
+        numbers = certain(self.contiguity).position_source(labels.value, axis)
         if numbers is None:
             return False
         elements = {labels.one[axis]: labels.one, labels.other[axis]: labels.other}
-        query, key = (elements[end] for end in ends)
+        query, key = (elements[end] for end in certain(place.ends))
         compared = [dict(positions.origins(part.value, index)).get(numbers) for index in (part.one, part.other)]
         return compared == [key, query]
 
@@ -597,7 +607,7 @@ def _adds_no_rows(own: Dim, rows: Dim) -> bool:
     """
     if own == rows or rows.const not in (None, 1):
         return True
-    beside_one_row = None if (atom := rows.single_atom) is None else own.evaluate({atom.name: 1})
+    beside_one_row = if_known(lambda atom: own.evaluate({atom.name: 1}), rows.single_atom)
     return beside_one_row is not None and (beside_one_row == 1 or beside_one_row < 0)
 
 
@@ -628,11 +638,9 @@ def _intersection(bands: Sequence[Band]) -> Band | None:
     """The band that all bands have in common; None when it is unknown which of their bounds are the tightest. A prefix
     is known only of one band, which may occur several times."""
     if any(band.prefix for band in bands):
-        if len(set(bands)) != 1:
-            return None
-        return bands[0]
-    lower = [band.lower for band in bands if band.lower is not None]
-    upper = [-band.upper for band in bands if band.upper is not None]
+        return sole(set(bands))
+    lower = without_none(band.lower for band in bands)
+    upper = without_none(if_known(operator.neg, band.upper) for band in bands)
     above, below = _largest(lower), _largest(upper)
     if (lower and above is None) or (upper and below is None):
         return None

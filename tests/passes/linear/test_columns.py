@@ -7,7 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes.ir.nodes import constant, inputs_of
-from fa_compiler.passes.linear.columns import Column, at_once, exact_results, of_lengths, of_sizes
+from fa_compiler.passes.linear.columns import Column, Rows, at_once, exact_results, of_lengths, of_sizes
 from fa_compiler.passes.linear.tensors import exact
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 from tests.passes.running import parse
@@ -53,7 +53,7 @@ def test_all_lengths_at_once(name: str) -> None:
     known = dict[ir.Value, Column]()
     for value in graph.inputs[:4]:
         shape = (LENGTHS, *(size for size in value.shape or () if isinstance(size, int)))
-        known[value] = Column(rng.integers(1, 9, shape) * rng.choice([-1, 1], shape), True)
+        known[value] = Rows(rng.integers(1, 9, shape) * rng.choice([-1, 1], shape))
     for node in before:
         for output in node.outputs:
             array = constant(output)

@@ -17,7 +17,7 @@ def test_every_operator_is_noted_or_has_a_reason() -> None:
     assert {*RULES, *EXACT} <= {*NOTED, *NOTHING}
     unknown = {*NOTHING} - {*RULES, *EXACT}
     assert not unknown, f"passes/linear/meetings.py: NOTHING names {unknown}, which no rule follows"
-    assert all(NOTHING.values()) and NOTHING.keys().isdisjoint({*NOTED, *meetings._NUMBERS})
+    assert all(NOTHING.values()) and NOTHING.keys().isdisjoint({*NOTED, *meetings._KINDS})
 
 
 def met(op_type: str, *constants: list[int], **attributes: int | list[int]) -> Numbers:
@@ -29,10 +29,10 @@ def met(op_type: str, *constants: list[int], **attributes: int | list[int]) -> N
     return found.numbers()
 
 
-@pytest.mark.parametrize("op_type", sorted({*ARRAY_MOVES} & meetings._NUMBERS.keys() - {*meetings.MERGING}))
+@pytest.mark.parametrize("op_type", sorted({*ARRAY_MOVES} & meetings._KINDS.keys() - {*meetings.MERGING}))
 def test_a_move_without_a_row_meets_all_its_integers(op_type: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new operator that moves arrays, such as Roll, is noted before anyone says which of its integers count."""
-    monkeypatch.setattr(meetings, "_NUMBERS", {})
+    monkeypatch.setattr(meetings, "_KINDS", {})
     found = met(op_type, [70], [90], shift=80, shifts=[60], step=2)
     assert found.compared | found.factors >= {60, 70, 80, 90}
     assert found.divisors == found.cut >= {2, 60, 70, 80, 90}
