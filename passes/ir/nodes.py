@@ -588,8 +588,9 @@ def operand_at(node: ir.Node | None, index: int) -> ir.Value:
 
 
 def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value, ir.Value], ...]:
-    """The two operands of a node of one of these types, in both orders; none where it is another node."""
-    if not is_op(node, *op_types):
+    """The two operands of a node of one of these types, in both orders; none where it is another node, or one that has
+    more or fewer operands."""
+    if not is_op(node, *op_types) or len(node.inputs) != 2:
         return ()
     left, right = operands(node)
     return (left, right), (right, left)
