@@ -459,22 +459,25 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     return frozenset(node for node in graph if node not in alive)
 
 
+def _attr(node: ir.Node, name: str, read: Callable[[ir.Attr], T], default: T) -> T:
+    """What is read of an attribute, or its default."""
+    attr = node.attributes.get(name)
+    return default if attr is None else read(attr)
+
+
 def int_attr(node: ir.Node, name: str, default: int) -> int:
     """The value of an integer attribute, or its default."""
-    attr = node.attributes.get(name)
-    return default if attr is None else attr.as_int()
+    return _attr(node, name, ir.Attr.as_int, default)
 
 
 def float_attr(node: ir.Node, name: str, default: float) -> float:
     """The value of a float attribute, or its default."""
-    attr = node.attributes.get(name)
-    return default if attr is None else attr.as_float()
+    return _attr(node, name, ir.Attr.as_float, default)
 
 
 def ints_attr(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
     """The integers of an attribute, or its default."""
-    attr = node.attributes.get(name)
-    return list(default if attr is None else attr.as_ints())
+    return list(_attr(node, name, ir.Attr.as_ints, default))
 
 
 def attribute_values(node: ir.Node) -> dict[str, Any]:
@@ -485,12 +488,11 @@ def attribute_values(node: ir.Node) -> dict[str, Any]:
 def text_attr(node: ir.Node, name: str, default: str) -> str:
     """The value of a string attribute, or its default. A string may hold any bytes: those that are not text are
     replaced, so that the result is no known word."""
-    attr = node.attributes.get(name)
-    if attr is None:
-        return default
-    if isinstance(attr.value, bytes):
-        return attr.value.decode(errors="replace")
-    return attr.as_string()
+    return _attr(node, name, _text, default)
+
+
+def _text(attr: ir.Attr) -> str:
+    return attr.value.decode(errors="replace") if isinstance(attr.value, bytes) else attr.as_string()
 
 
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
