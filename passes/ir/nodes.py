@@ -108,6 +108,11 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
                 pending.append(following)
 
 
+def made_of(values: Iterable[ir.Value], op_types: Collection[str], limit: int) -> Iterator[ir.Value]:
+    """The values that some values are made of by operators of these types, they first; at most so many."""
+    return reached(values, lambda value: inputs_of(value.producer(), *op_types), limit)
+
+
 def certain(item: T | None) -> T:
     """What is never None where it is asked for: a check or the caller has seen to it."""
     assert item is not None

@@ -45,6 +45,7 @@ from fa_compiler.passes.ir.nodes import (
     distinct_consumers,
     inputs_of,
     is_op,
+    made_of,
     makers_of,
     nodes_of_type,
     operand_at,
@@ -294,6 +295,11 @@ def _source(value: ir.Value, through: Sequence[str]) -> ir.Value:
     return start
 
 
+def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.Value]:
+    """The values that some values are made of by these operators, they first."""
+    return made_of(values, through, LIMIT)
+
+
 def _scaled_einsums(node: ir.Node) -> Iterator[Contraction]:
     """The products of two operands of an Einsum of three, whose third one scales the result."""
     terms, _, out = text_attr(node, "equation", "").replace(" ", "").partition("->")
@@ -304,13 +310,3 @@ def _scaled_einsums(node: ir.Node) -> Iterator[Contraction]:
     for left, right, scale in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
         if set(labels[scale]) <= set(out):
             yield Contraction(node, (given[left], given[right]), (labels[left], labels[right]), tuple(out))
-
-
-def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.Value]:
-    """The values that some values are made of by these operators, they first."""
-
-    def sources(made: ir.Value) -> list[ir.Value]:
-        node = made.producer()
-        return inputs_of(node, *through)
-
-    return reached(values, sources, LIMIT)
