@@ -103,14 +103,18 @@ def _parts(node: ir.Node, whole: ir.Value, parts: Sequence[ir.Value], default: i
 
 
 def start_along(value: ir.Value, axis: int, known: Known) -> int | None:
-    """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split, cuts it from; a Slice
-    may count from the end. None where that is unknown."""
+    """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split, cuts it from. None
+    where that is unknown. It is negative where it is counted from the end of an axis of unknown size."""
     node, shape = value.producer(), known.shape(value)
     split = split_of(node, known)
     if split is not None:
         start = split.start(value, known) if split.axis == axis else None
         return None if start is None else start.const
-    return None if node is None or shape is None else slice_start(node, axis, len(shape), known)
+    if node is None or shape is None:
+        return None
+    first = slice_start(node, axis, len(shape), known)
+    whole = known.shape(operand_at(node, 0)) or shape
+    return first if first is None or first >= 0 else first + (whole[axis].const or 0)
 
 
 def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
@@ -125,8 +129,6 @@ def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     if axis is None or _begins_elsewhere(node, axis, len(shape), known):
         return None
     start = start_along(value, axis, known)
-    if start is not None and start < 0:
-        start += whole[axis].const or 0
     return None if start is None or start < 0 else (source, axis, start)
 
 
