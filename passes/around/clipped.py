@@ -30,6 +30,7 @@ That all numbers are finite is assumed for Ascend; without this assumption 16 bi
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -122,10 +123,9 @@ def _cut(
     gate: ir.Value, up: ir.Value, nodes: tuple[ir.Node, ...], info: ShapeInfo
 ) -> tuple[tuple[ir.Value, ...], dict[str, int], tuple[ir.Node, ...]] | None:
     """What the operator gets, the attributes that say so, and the nodes that cut it; None for other places."""
-    last = len(info.sizes(gate)) - 1
     pairs = pairs_of(gate, up, info)
     if pairs is not None:  # 7
-        alone = pairs.axis == last and is_read_by(gate, nodes) and is_read_by(up, nodes)
+        alone = pairs.axis == -1 and is_read_by(gate, nodes) and is_read_by(up, nodes)
         return ((pairs.whole,), {"dim": -1, "interleaved": True}, pairs.nodes) if alone else None
     found = source(gate, up, nodes, info)
     if found is None:
@@ -151,30 +151,31 @@ def _clip(value: ir.Value, info: ShapeInfo) -> _Clipped | None:
     if is_op(node, "Clip"):
         low, high = (_bound(node, place, free, info) for place, free in ((1, LOWEST), (2, -LOWEST)))
         return None if low is None or high is None else _Clipped(operand_at(node, 0), low, high, (node,))
-    if not is_op(node, "Min", "Max") or len(node.inputs) != 2:
-        return None
-    for one, other in operand_orders(node, "Min", "Max"):
-        number = info.scalar(other)
-        if number is not None and info.shape(one) == info.shape(value):
-            low, high = (-inf, number) if node.op_type == "Min" else (number, inf)
-            return _Clipped(one, low, high, (node,))
+    for number, one, limiting in _numbers_beside(value, info, "Min", "Max"):
+        low, high = (-inf, number) if is_op(limiting, "Min") else (number, inf)
+        return _Clipped(one, low, high, (limiting,))
     return None
 
 
 def _bound(node: ir.Node, place: int, free: float, info: ShapeInfo) -> float | None:
     """A bound of a Clip, which is `free` where it is absent; None where it is not known."""
-    if len(node.inputs) <= place or not operand_at(node, place).name:
-        return free
-    return info.scalar(operand_at(node, place))
+    bound = operand_at(node, place)
+    return info.scalar(bound) if bound.name else free
 
 
 def _beside(
     value: ir.Value, op_type: str, absent: float, info: ShapeInfo
 ) -> tuple[float, ir.Value, tuple[ir.Node, ...]]:
     """The number that an operator combines with a value, with the value before; `absent` where there is none."""
+    for number, one, node in _numbers_beside(value, info, op_type):
+        return number, one, (node,)
+    return absent, value, ()
+
+
+def _numbers_beside(value: ir.Value, info: ShapeInfo, *op_types: str) -> Iterator[tuple[float, ir.Value, ir.Node]]:
+    """How a value may be read as a number combined with a tensor of its shape: the number, the tensor and the node."""
     node = value.producer()
-    for one, other in operand_orders(node, op_type):
+    for one, other in operand_orders(node, *op_types):
         number = info.scalar(other)
         if node is not None and number is not None and info.shape(one) == info.shape(value):
-            return number, one, (node,)
-    return absent, value, ()
+            yield number, one, node

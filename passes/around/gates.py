@@ -21,7 +21,14 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.around.halves import halves_of
-from fa_compiler.passes.ir.nodes import distinct_consumers, is_op, is_weight, operand_orders
+from fa_compiler.passes.ir.nodes import (
+    distinct_consumers,
+    is_op,
+    is_weight,
+    only_reader,
+    operand_beside,
+    operand_orders,
+)
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 PRODUCTS = ("MatMul", "Gemm")
@@ -45,9 +52,18 @@ def source(gate: ir.Value, up: ir.Value, nodes: Sequence[ir.Node], info: ShapeIn
         halves = halves_of(gate, up, info) if gate_first else halves_of(up, gate, info)  # 1, 2 and 3
         if halves is not None:
             alone = all(is_read_by(value, nodes) for value in (gate, up))
-            dim = halves.axis - len(info.sizes(gate))
-            return Source(halves.whole, dim, gate_first, halves.nodes) if alone else None
+            return Source(halves.whole, halves.axis, gate_first, halves.nodes) if alone else None
     return Source() if _is_product(gate) and _is_product(up) else None  # 4
+
+
+def multiplied(value: ir.Value, gate: ir.Value, info: ShapeInfo) -> tuple[ir.Node, ir.Value] | None:
+    """The product of what is made of the gate with another tensor of its shape, which is all that reads it, and this
+    tensor; None where there is none."""
+    product, shape = only_reader(value), info.shape(gate)
+    up = operand_beside(product, value, "Mul")
+    if product is None or up is None or up is gate or not shape or info.shape(up) != shape:
+        return None
+    return product, up
 
 
 def is_read_by(value: ir.Value, nodes: Sequence[ir.Node]) -> bool:

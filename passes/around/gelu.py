@@ -38,7 +38,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import NON_FINITE_SCORES, Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.around.gates import source
+from fa_compiler.passes.around.gates import multiplied, source
 from fa_compiler.passes.around.polynomials import Polynomials, Terms, are_close
 from fa_compiler.passes.around.records import Activation, expect_finite, is_float
 from fa_compiler.passes.ir.nodes import (
@@ -47,7 +47,6 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     only_reader,
     operand_at,
-    operand_beside,
     operands,
     text_attr,
 )
@@ -112,10 +111,10 @@ def _may_show_sign(value: ir.Value, options: Options) -> bool:
 
 def _gated(node: ir.Node, gelu: Gelu, info: ShapeInfo) -> Activation | None:
     """The gated activation with a Gelu; None where there is none."""
-    gate, last, shape = gelu.gate, only_reader(gelu.result), info.shape(gelu.gate)
-    up = operand_beside(last, gelu.result, "Mul")
-    if last is None or up is None or up is gate or not shape or info.shape(up) != shape:  # 6
+    gate, product = gelu.gate, multiplied(gelu.result, gelu.gate, info)  # 6
+    if product is None:
         return None
+    last, up = product
     nodes = (*gelu.nodes, last)
     found, dtype = source(gate, up, nodes, info), info.dtype(gate)
     if found is None or info.dtype(up) != dtype:

@@ -14,11 +14,11 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 @dataclass(frozen=True)
 class Halves:
-    """A tensor that is cut in two parts of equal size along an axis, and the nodes that cut it."""
+    """A tensor that is cut in two parts of equal size along an axis, counted from the back, and the nodes that cut
+    it."""
 
     whole: ir.Value
     axis: int
-    """Counted from the front."""
     nodes: tuple[ir.Node, ...]
 
 
@@ -47,7 +47,7 @@ def _slices(
         return None
     if left.size % 2 or (left.places, right.places) != places(left.size):
         return None
-    return Halves(left.whole, left.axis, (left.node, right.node))
+    return Halves(left.whole, left.axis - len(info.sizes(left.whole)), (left.node, right.node))
 
 
 def _split(node: ir.Node, first: ir.Value, second: ir.Value, info: ShapeInfo) -> Halves | None:
@@ -55,7 +55,7 @@ def _split(node: ir.Node, first: ir.Value, second: ir.Value, info: ShapeInfo) ->
     split, shape = split_of(node, info), info.shape(first)
     if split is None or split.parts != (first, second) or not shape or info.shape(second) != shape:
         return None
-    return Halves(split.whole, split.axis, (node,))
+    return Halves(split.whole, split.axis - len(shape), (node,))
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,7 @@ from fa_compiler.passes.ir.nodes import (
     is_weight,
     only_reader,
     operand_at,
-    operand_orders,
+    operand_beside,
     operands,
 )
 from fa_compiler.passes.ops.parts import concat_of
@@ -192,16 +192,15 @@ def _with_bias(part: Part) -> Part | None:
             return None
     else:
         reader = only_reader(part.result)
-        for one, other in operand_orders(reader, "Add"):
-            if one is part.result and reader is not None and (bias := _vector(other, part.columns)) is not None:  # 4
-                part = replace(part, bias=bias, result=reader.outputs[0], nodes=(part.node, reader))
-                break
+        bias = _vector(operand_beside(reader, part.result, "Add"), part.columns)
+        if reader is not None and bias is not None:  # 4
+            part = replace(part, bias=bias, result=reader.outputs[0], nodes=(part.node, reader))
     reader = only_reader(part.result)
     is_inner = is_op(reader, "MatMul", "Gemm") and operand_at(reader, 0) is part.result
     return None if is_inner or part.result.is_graph_output() else part  # 3
 
 
-def _vector(value: ir.Value, columns: int) -> np.ndarray | None:
+def _vector(value: ir.Value | None, columns: int) -> np.ndarray | None:
     """The numbers of a constant vector; None for another value."""
     numbers = constant(value)
     return numbers if numbers is not None and numbers.shape == (columns,) else None

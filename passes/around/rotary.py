@@ -218,7 +218,7 @@ def _written_out(joined: _Joined, info: ShapeInfo) -> Rotary | None:
     """The rotation of both parts, which are joined then; None where something else is computed."""
     for real in matches(_REAL, joined.first, info):  # 6
         imaginary = match(_IMAGINARY, joined.second, info, real.values)
-        parts = None if imaginary is None else _parts(real["first"], real["second"], joined, info)
+        parts = _parts(real["first"], real["second"], joined, info)
         if imaginary is not None and parts is not None:
             nodes = tuple(dict.fromkeys((*parts.cut.nodes, *real.nodes, *imaginary.nodes, *joined.nodes)))
             found = Rotary(joined.node, parts.cut.whole, real["cos"], real["sin"], joined.result, nodes, parts.mode)
@@ -258,11 +258,8 @@ def _parts(first: ir.Value, second: ir.Value, joined: _Joined, info: ShapeInfo) 
     """The tensor whose parts are these, cut along its last axis; None for other values, and where they are joined
     otherwise than the operator does."""
     for form, cut in (("halves", halves_of(first, second, info)), ("pairs", pairs_of(first, second, info))):  # 1 and 2
-        shape = None if cut is None else info.shape(cut.whole)
         mode = _MODES.get((form, joined.form))
-        if cut is None or shape is None or mode is None or cut.axis != len(shape) - 1:
-            continue
-        if joined.shape(info) == shape:
+        if cut is not None and mode is not None and cut.axis == -1 and joined.shape(info) == info.shape(cut.whole):
             return _Parts(cut, mode)
     return None
 

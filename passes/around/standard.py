@@ -61,6 +61,11 @@ OLDEST_OPSET = 11
 """The first opset whose Slice and Range take part in the tables of rotary positions."""
 
 
+def _holds(dtype: ir.DataType, numbers: np.ndarray) -> bool:
+    """Does a type hold each of these numbers as it is?"""
+    return np.array_equal(numbers.astype(dtype.numpy()).astype(numbers.dtype), numbers, equal_nan=True)
+
+
 @dataclass(frozen=True)
 class StandardFuser:
     """Fuses in one graph."""
@@ -118,15 +123,19 @@ class StandardFuser:
     # Norms and GELU.
 
     def _norm(self, found: Norm | SummedNorm) -> Around:
-        norm = found.norm if isinstance(found, SummedNorm) else found
-        x = found.operands[0] if isinstance(found, SummedNorm) else found.x
-        dtype, operator = self._dtype(x), self._norm_operator
-        gamma = self._gamma(norm, x)
-        if isinstance(found, Norm):
-            self._expect(operator, dtype, norm.anchor)
-            attrs: dict[str, AttrValue] = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
-            result = self.builder.op(operator, [x, gamma], attrs, dtype=dtype)
-            return self._put(result, norm.anchor, found.nodes, norm.rounded, {found.result: result})
+        return self._of_sum(found) if isinstance(found, SummedNorm) else self._alone(found)
+
+    def _alone(self, norm: Norm) -> Around:
+        dtype, operator = self._dtype(norm.x), self._norm_operator
+        gamma = self._gamma(norm, norm.x)
+        self._expect(operator, dtype, norm.anchor)
+        attrs: dict[str, AttrValue] = {"axis": -1, "epsilon": norm.epsilon, "stash_type": 1}
+        result = self.builder.op(operator, [norm.x, gamma], attrs, dtype=dtype)
+        return self._put(result, norm.anchor, norm.nodes, norm.rounded, {norm.result: result})
+
+    def _of_sum(self, found: SummedNorm) -> Around:
+        norm, x = found.norm, found.operands[0]
+        dtype, gamma = self._dtype(x), self._gamma(norm, x)
         self._expect(SKIP_SIMPLIFIED, dtype, norm.anchor)
         if len(known_shape(x, self.facts.info, norm.anchor)) != 3:
             raise Decline(Code.RANK, f"{x.name!r} has not the three axes that {SKIP_SIMPLIFIED} takes", norm.anchor, "")
@@ -145,10 +154,9 @@ class StandardFuser:
         numbers = norm.gamma.numbers if value is None else constant(value, LARGEST)
         if not norm.gamma.is_given:
             numbers = np.ones(self.facts.info.sizes(x)[-1].const or 0, dtype.numpy())
-        held = None if numbers is None else numbers.astype(dtype.numpy())
-        if numbers is None or held is None or not np.array_equal(held.astype(numbers.dtype), numbers, equal_nan=True):
+        if numbers is None or not _holds(dtype, numbers):
             raise Decline(Code.DTYPE, "the weight has another type than what is normalised", norm.anchor)
-        return self.builder.constant(held, "weight")
+        return self.builder.constant(numbers.astype(dtype.numpy()), "weight")
 
     def _gelu(self, found: Activation) -> Around:
         (x,), operator = found.operands, GELU if found.attrs["approximate"] == "none" else FAST_GELU

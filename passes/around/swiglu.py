@@ -28,7 +28,7 @@ import onnx_ir as ir
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
-from fa_compiler.passes.around.gates import source
+from fa_compiler.passes.around.gates import multiplied, source
 from fa_compiler.passes.around.records import Activation, expect_finite, is_float
 from fa_compiler.passes.ir.nodes import (
     SIXTEEN_BITS,
@@ -36,7 +36,6 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     only_reader,
     operand_at,
-    operand_beside,
     operand_orders,
 )
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -51,14 +50,10 @@ def activations(node: ir.Node, info: ShapeInfo, options: Options) -> list[Activa
     """The gated activation around a Sigmoid or a Swish; none where there is none. Raises Decline."""
     gate = operand_at(node, 0)
     swish = _swish(node, gate)
-    last = None if swish is None else only_reader(swish.outputs[0])
-    if swish is None or not is_op(last, "Mul"):
+    product = None if swish is None else multiplied(swish.outputs[0], gate, info)  # 3
+    if swish is None or product is None:
         return []
-    value = swish.outputs[0]
-    up = operand_beside(last, value, "Mul")
-    shape = info.shape(gate)
-    if up is None or up is gate or not shape or info.shape(up) != shape:  # 3
-        return []
+    last, up = product
     nodes = tuple(dict.fromkeys((node, swish, last)))
     found = source(gate, up, nodes, info)
     if found is None:

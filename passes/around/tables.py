@@ -25,13 +25,13 @@ Grammar; the code cites the numbers of the cases:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import constant, int_attr, is_op, operand_at, operand_orders, places_of
+from fa_compiler.passes.ir.nodes import ABSENT, constant, int_attr, is_op, operand_at, operand_orders, places_of
 from fa_compiler.passes.ops.movers import REPEATS
 from fa_compiler.passes.ops.numbers import passed_on
 from fa_compiler.passes.ops.parts import concat_of
@@ -46,30 +46,39 @@ _POINTWISE = ("Cos", "Sin", "Neg", "Cast", "Identity")
 
 def has_equal_halves(table: ir.Value, info: ShapeInfo) -> bool:
     """Is it proven that the halves of a table along its last axis are equal?"""
-    return _holds(table, info, _joins_twice, lambda numbers: np.split(numbers, 2, -1))
+    return _holds(table, info, _joins_twice, _halves)
 
 
 def has_equal_neighbours(table: ir.Value, info: ShapeInfo) -> bool:
     """Is it proven that each number of even place along the last axis of a table is the next one, too?"""
-    return _holds(table, info, _repeats, lambda numbers: [numbers[..., place::2] for place in (0, 1)])
+    return _holds(table, info, _repeats, _neighbours)
+
+
+_Pair = tuple[np.ndarray, np.ndarray]
+
+
+def _halves(numbers: np.ndarray) -> _Pair:
+    first, second = np.split(numbers, 2, -1)
+    return first, second
+
+
+def _neighbours(numbers: np.ndarray) -> _Pair:
+    return numbers[..., ::2], numbers[..., 1::2]
 
 
 def _holds(
     table: ir.Value,
     info: ShapeInfo,
     is_made_so: Callable[[ir.Node, ShapeInfo], bool],
-    parts: Callable[[np.ndarray], Sequence[np.ndarray]],
+    parts: Callable[[np.ndarray], _Pair],
 ) -> bool:
     """Is a table made so, or what its numbers are computed from one by one, or are the parts of known numbers equal?"""
-    value: ir.Value | None = table
+    value = table
     for _ in range(DEEPEST):
-        node = None if value is None else value.producer()
-        numbers = constant(value, LARGEST)
+        node, numbers = value.producer(), constant(value, LARGEST)
         if numbers is not None:  # 5
-            even = numbers.ndim > 0 and numbers.shape[-1] % 2 == 0
-            one, other = parts(numbers) if even else (numbers, None)
-            return other is not None and np.array_equal(one, other)
-        if value is None or node is None:
+            return numbers.ndim > 0 and numbers.shape[-1] % 2 == 0 and np.array_equal(*parts(numbers))
+        if node is None:
             return False
         if is_made_so(node, info):
             return True
@@ -86,17 +95,17 @@ def _joins_twice(node: ir.Node, info: ShapeInfo) -> bool:
 def _repeats(node: ir.Node, info: ShapeInfo) -> bool:
     """Does a Reshape put numbers that are repeated along a last axis of 2 beside each other?"""
     twice = operand_at(node, 0)
-    maker, merged, shape = twice.producer(), info.shape(node.outputs[0]), info.shape(twice)
-    if not is_op(node, "Reshape") or not merged or not shape or len(shape) < 2 or shape[-1] != 2:
+    maker, shape = twice.producer(), info.sizes(twice)
+    if not is_op(node, "Reshape") or len(shape) < 2 or shape[-1] != 2:
         return False
-    if merged != (*shape[:-2], shape[-2] * 2):  # 2
+    if info.shape(node.outputs[0]) != (*shape[:-2], shape[-2] * 2):  # 2
         return False
     single = info.shape(operand_at(maker, 0)) == (*shape[:-1], Dim(1))
     return single and maker is not None and (is_op(maker, *REPEATS) or _joins_twice(maker, info))  # 3 and 4
 
 
-def _made_of(node: ir.Node, rank: int, info: ShapeInfo) -> ir.Value | None:
-    """The operand of the maker of a table of this rank which is such a table if this one is; None where this is not
+def _made_of(node: ir.Node, rank: int, info: ShapeInfo) -> ir.Value:
+    """The operand of the maker of a table of this rank which is such a table if this one is; ABSENT where this is not
     known."""
     if is_op(node, *_POINTWISE):  # 6
         return operand_at(node, 0)
@@ -105,7 +114,7 @@ def _made_of(node: ir.Node, rank: int, info: ShapeInfo) -> ir.Value | None:
     if is_op(node, "Gather") and int_attr(node, "axis", 0) == 0 and len(info.sizes(node.inputs[0])) > 1:  # 8
         return operand_at(node, 0)
     factors = (other for number, other in operand_orders(node, "Mul") if info.scalar(number) is not None)
-    return next(factors, None)  # 9
+    return next(factors, ABSENT)  # 9
 
 
 def is_bounded(table: ir.Value, info: ShapeInfo, depth: int = DEEPEST) -> bool:

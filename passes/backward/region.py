@@ -44,7 +44,7 @@ from itertools import chain
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, Axis
-from fa_compiler.passes.backward.polynomials import PolynomialReader, Tensor
+from fa_compiler.passes.backward.polynomials import Monomial, PolynomialReader, Tensor
 from fa_compiler.passes.backward.quantities import ONE, SLOPE, D, E, F, G, L, MaskedRows, P, Quantity, T
 from fa_compiler.passes.backward.tracing import Tracer, left_by, seeds
 from fa_compiler.passes.ir.nodes import (
@@ -77,6 +77,11 @@ BASE = Bind("base")
 POWER = OneOf((Op("Pow", BASE, Bind("exponent")), Op("Reciprocal", BASE), Op("Div", Bind("number"), BASE)))  # 4
 
 
+def _forward(monomial: Monomial, is_raw: bool) -> Quantity:
+    """What the forward part computes: before its guard if it is raw."""
+    return Quantity.of(monomial, rows=MaskedRows.RAW if is_raw else MaskedRows.SAME, raw=is_raw)
+
+
 @dataclass
 class Region:
     """The region of one match. `dy` is the gradient of the output, known from the first product that reads it."""
@@ -97,26 +102,24 @@ class Region:
         if (cap := paths.cap) is not None:
             self.reader.put(cap, Quantity.of(T), paths.dims[cap])
         guard = paths.after.guard
-        rows, raw = MaskedRows.SAME, False
-        if guard is not None:
-            rows, raw = MaskedRows.RAW, True
+        is_raw = guard is not None
         scores = self.derivation.probabilities.seen[anchor.output]
         for node in anchor.nodes:
             made = node.outputs[0]
             if is_op(node, "Exp") and made is not anchor.output:
-                self.reader.put(made, Quantity.of(E, 1.0, rows, raw), scores)
+                self.reader.put(made, _forward(E, is_raw), scores)
             elif is_op(node, "ReduceSum") and anchor.axis is not None:
-                self.reader.put(made, Quantity.of(L, 1.0, rows, raw), left_by(node, scores, {anchor.axis}))
-        self.reader.put(anchor.output, Quantity.of(P, 1.0, rows, raw), scores)
+                self.reader.put(made, _forward(L, is_raw), left_by(node, scores, {anchor.axis}))
+        self.reader.put(anchor.output, _forward(P, is_raw), scores)
         for node in paths.after.nodes:
             if is_op(node, "Mul", "Div"):
                 # The grammar tells what follows.
                 break
             if guard is not None and node is guard.where:
-                rows, raw = MaskedRows.SAME, False
+                is_raw = False
             own = self.derivation.probabilities.seen.get(node.outputs[0])
             if own is not None and not is_op(node, "IsNaN"):
-                self.reader.put(node.outputs[0], Quantity.of(P, 1.0, rows, raw), own)
+                self.reader.put(node.outputs[0], _forward(P, is_raw), own)
 
     @property
     def dropout(self) -> bool:
@@ -316,8 +319,7 @@ class Region:
         if guard is None:
             return None
         where = guard.where
-        test, chosen, _ = where.inputs
-        assert test is not None and chosen is not None
+        test, chosen, _ = operands(where)
         chosen_is_kept = self.reader.tensors.get(chosen) is not None
         theirs, other = bare(test, self.viewer.info)
         dims = self.viewer.alignment(test, self.derivation.probabilities.seen[where.outputs[0]], where)

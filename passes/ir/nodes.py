@@ -108,6 +108,11 @@ def reached(starts: Iterable[T], further: Callable[[T], Iterable[T]], limit: int
                 pending.append(following)
 
 
+def made_of(values: Iterable[ir.Value], op_types: Collection[str], limit: int) -> Iterator[ir.Value]:
+    """The values that some values are made of by operators of these types, they first; at most so many."""
+    return reached(values, lambda value: inputs_of(value.producer(), *op_types), limit)
+
+
 def certain(item: T | None) -> T:
     """What is never None where it is asked for: a check or the caller has seen to it."""
     assert item is not None
@@ -459,22 +464,25 @@ def _dead_nodes(graph: ir.Graph) -> frozenset[ir.Node]:
     return frozenset(node for node in graph if node not in alive)
 
 
+def _attr(node: ir.Node, name: str, read: Callable[[ir.Attr], T], default: T) -> T:
+    """What is read of an attribute, or its default."""
+    attr = node.attributes.get(name)
+    return default if attr is None else read(attr)
+
+
 def int_attr(node: ir.Node, name: str, default: int) -> int:
     """The value of an integer attribute, or its default."""
-    attr = node.attributes.get(name)
-    return default if attr is None else attr.as_int()
+    return _attr(node, name, ir.Attr.as_int, default)
 
 
 def float_attr(node: ir.Node, name: str, default: float) -> float:
     """The value of a float attribute, or its default."""
-    attr = node.attributes.get(name)
-    return default if attr is None else attr.as_float()
+    return _attr(node, name, ir.Attr.as_float, default)
 
 
 def ints_attr(node: ir.Node, name: str, default: Sequence[int]) -> list[int]:
     """The integers of an attribute, or its default."""
-    attr = node.attributes.get(name)
-    return list(default if attr is None else attr.as_ints())
+    return list(_attr(node, name, ir.Attr.as_ints, default))
 
 
 def attribute_values(node: ir.Node) -> dict[str, Any]:
@@ -485,12 +493,11 @@ def attribute_values(node: ir.Node) -> dict[str, Any]:
 def text_attr(node: ir.Node, name: str, default: str) -> str:
     """The value of a string attribute, or its default. A string may hold any bytes: those that are not text are
     replaced, so that the result is no known word."""
-    attr = node.attributes.get(name)
-    if attr is None:
-        return default
-    if isinstance(attr.value, bytes):
-        return attr.value.decode(errors="replace")
-    return attr.as_string()
+    return _attr(node, name, _text, default)
+
+
+def _text(attr: ir.Attr) -> str:
+    return attr.value.decode(errors="replace") if isinstance(attr.value, bytes) else attr.as_string()
 
 
 def permutation(node: ir.Node, rank: int) -> list[int] | None:
@@ -588,8 +595,9 @@ def operand_at(node: ir.Node | None, index: int) -> ir.Value:
 
 
 def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value, ir.Value], ...]:
-    """The two operands of a node of one of these types, in both orders; none where it is another node."""
-    if not is_op(node, *op_types):
+    """The two operands of a node of one of these types, in both orders; none where it is another node, or one that has
+    more or fewer operands."""
+    if not is_op(node, *op_types) or len(node.inputs) != 2:
         return ()
     left, right = operands(node)
     return (left, right), (right, left)

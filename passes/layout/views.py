@@ -196,7 +196,7 @@ class Viewer:
             return None
         return self.facts.sets.only(value)
 
-    def factor(self, node: ir.Node) -> tuple[ir.Value, float] | None:
+    def factor(self, node: ir.Node | None) -> tuple[ir.Value, float] | None:
         """The tensor x and the factor of x*c, c*x, x/c and -x; None for other nodes."""
         if is_op(node, "Neg") and node.inputs[0] is not None:
             return node.inputs[0], -1.0

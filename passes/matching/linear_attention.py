@@ -29,6 +29,7 @@ products whose queries and keys come from the same layers have one block, for an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -44,6 +45,7 @@ from fa_compiler.passes.ir.nodes import (
     distinct_consumers,
     inputs_of,
     is_op,
+    made_of,
     makers_of,
     nodes_of_type,
     operand_at,
@@ -138,16 +140,17 @@ class _Search:
     def _by_state(self, outer: Contraction) -> Iterator[tuple[str, set[ir.Node]]]:
         """Case 2: the product is that of queries and a state."""
         for side in (0, 1):
-            query, state = self._layers(outer.operands[1 - side]), self._running(outer.operands[side])
+            query = self._layers(outer.operands[1 - side])
+            state = self._running(outer.operands[side]) or self._made_by_product(outer, side)
             if query and state:
                 yield SUMMED, query | state
-                continue
-            inner = self._product_in(outer.operands[side], STATES)
-            if inner is None or not self._is_long(inner) or self._is_longer(outer, inner):
-                continue
-            key = self._key_layers(inner, self._size(outer, outer.summed[0]))
-            if query and key:
-                yield SUMMED, query | key
+
+    def _made_by_product(self, outer: Contraction, side: int) -> set[ir.Node]:
+        """Case 5: the layers that make the key of a state, an operand of a product, where that is a product itself."""
+        inner = self._product_in(outer.operands[side], STATES)
+        if inner is None or not self._is_long(inner) or self._length(outer) > self._length(inner):
+            return set()
+        return self._key_layers(inner, self._size(outer, outer.summed[0]))
 
     def _key_layers(self, state: Contraction, features: Dim | None) -> set[ir.Node]:
         """Case 2: the layers that make the key of a state, a product of keys and values; empty where neither operand
@@ -174,11 +177,11 @@ class _Search:
         """Case 3: the product is that of weights and values."""
         for side in (0, 1):
             inner = self._product_in(outer.operands[side], WEIGHTS)
-            if inner is None or not self._is_long(outer) or not self._is_longer(outer, inner):
+            if inner is None or not self._is_long(outer) or self._length(outer) <= self._length(inner):
                 continue
-            layers = [self._layers(operand) for operand in inner.operands]
-            if all(layers):
-                yield WEIGHTED, {*layers[0], *layers[1]}
+            query, key = map(self._layers, inner.operands)
+            if query and key:
+                yield WEIGHTED, query | key
 
     def recurrences(self, graph: ir.Graph) -> Iterator[LinearAttention]:
         """Case 4."""
@@ -224,8 +227,7 @@ class _Search:
         """Is a node the product of a column and a row?"""
         product = any_contraction(node, self.viewer.info)
         if product is not None:
-            sizes = [self._size(product, label) for label in product.summed]
-            return not self._is_layer(product) and all(size is not None and size.const == 1 for size in sizes)
+            return not self._is_layer(product) and all(self._size(product, label) == 1 for label in product.summed)
         return is_outer_product(node, self.viewer.info)
 
     def _multiplies(self, node: ir.Node) -> bool:
@@ -272,15 +274,12 @@ class _Search:
 
     def _is_long(self, product: Contraction) -> bool:
         """May a product be summed over tokens?"""
-        size = self._size(product, product.summed[0])
-        return size is not None and (size.const is None or size.const >= FEWEST)
+        return self._size(product, product.summed[0]) is not None and self._length(product) >= FEWEST
 
-    def _is_longer(self, product: Contraction, other: Contraction) -> bool:
-        """Is a product summed over more than another? What differs from run to run counts as more."""
-        length, shorter = (self._size(summed, summed.summed[0]) for summed in (product, other))
-        if shorter is None or shorter.const is None:
-            return False
-        return length is None or length.const is None or length.const > shorter.const
+    def _length(self, product: Contraction) -> float:
+        """How many terms a product sums up; infinitely many where that differs from run to run, or is unknown."""
+        size = self._size(product, product.summed[0])
+        return math.inf if size is None or size.const is None else size.const
 
 
 def _sums_with(value: ir.Value, parts: Collection[ir.Value]) -> Iterator[ir.Value]:
@@ -296,6 +295,11 @@ def _source(value: ir.Value, through: Sequence[str]) -> ir.Value:
     return start
 
 
+def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.Value]:
+    """The values that some values are made of by these operators, they first."""
+    return made_of(values, through, LIMIT)
+
+
 def _scaled_einsums(node: ir.Node) -> Iterator[Contraction]:
     """The products of two operands of an Einsum of three, whose third one scales the result."""
     terms, _, out = text_attr(node, "equation", "").replace(" ", "").partition("->")
@@ -306,13 +310,3 @@ def _scaled_einsums(node: ir.Node) -> Iterator[Contraction]:
     for left, right, scale in ((0, 1, 2), (0, 2, 1), (1, 2, 0)):
         if set(labels[scale]) <= set(out):
             yield Contraction(node, (given[left], given[right]), (labels[left], labels[right]), tuple(out))
-
-
-def _upward(values: Sequence[ir.Value], through: Sequence[str]) -> Iterator[ir.Value]:
-    """The values that some values are made of by these operators, they first."""
-
-    def sources(made: ir.Value) -> list[ir.Value]:
-        node = made.producer()
-        return inputs_of(node, *through)
-
-    return reached(values, sources, LIMIT)

@@ -48,8 +48,10 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     int_attr,
     is_op,
+    made_of,
     nodes_of_type,
     operand_at,
+    operand_orders,
     operands,
     outputs_of,
     reached,
@@ -197,12 +199,8 @@ class _Search:
         """Case 7: what a node adds up; ABSENT for other nodes."""
         if is_op(node, *ADDING, "ReduceLogSum") or (is_op(node, "Einsum") and len(node.inputs) == 1):
             return operand_at(node, 0)
-        if is_op(node, "MatMul", "Einsum") and len(node.inputs) == 2:
-            left, right = operands(node)
-            for weights, ones in ((left, right), (right, left)):
-                if self.facts.sets.only(ones) == 1.0:
-                    return weights
-        return ABSENT
+        orders = operand_orders(node, "MatMul", "Einsum")
+        return next((weights for weights, ones in orders if self.facts.sets.only(ones) == 1.0), ABSENT)
 
     def _exponents(self, weights: ir.Value, more: Sequence[str] = ()) -> set[ir.Value]:
         """Case 9: the exponents of the free exponentials that weights are made of."""
@@ -216,12 +214,7 @@ class _Search:
 
 def _upward(value: ir.Value, through: Sequence[str]) -> Iterator[ir.Value]:
     """The values that a value is made of by these operators, it first."""
-
-    def sources(made: ir.Value) -> list[ir.Value]:
-        node = made.producer()
-        return inputs_of(node, *through)
-
-    return reached([value], sources, LIMIT)
+    return made_of([value], through, LIMIT)
 
 
 def _kept_values(nodes: Iterable[ir.Node]) -> list[ir.Value]:
@@ -233,8 +226,7 @@ def _quotients(node: ir.Node) -> Iterator[tuple[ir.Value, ir.Value]]:
     left, right = operands(node)
     if is_op(node, "Div"):
         yield left, right
-        return
-    for weights, inverse in ((left, right), (right, left)):
+    for weights, inverse in operand_orders(node, "Mul"):
         maker = source_through(inverse, *KEEPING).producer()
         if is_op(maker, *INVERSES):
             yield weights, operand_at(maker, 1 if is_op(maker, "Div") else 0)

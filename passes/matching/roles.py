@@ -187,10 +187,9 @@ def batch_and_heads(dims: list[Axes], needed: Axes = ()) -> tuple[Axes, Axes]:
         merged = flat_axes(dims)
         is_merged = len(merged) > 1 and all(axis.size.is_const for axis in merged[1:])
         return (merged[:1], merged[1:]) if is_merged else (merged, ())
-    if not set(needed).isdisjoint(flat_axes(dims)):
-        places = [place for place, dim in enumerate(dims) if not set(needed).isdisjoint(dim)]
-    else:
-        places = [place for place, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)][-1:]
+    wanted = [place for place, dim in enumerate(dims) if not set(needed).isdisjoint(dim)]
+    constant = [place for place, dim in enumerate(dims) if all(axis.size.is_const for axis in dim)]
+    places = wanted or constant[-1:]
     batch = flat_axes(elsewhere(dims, places))
     return batch, flat_axes(dims[place] for place in places)
 

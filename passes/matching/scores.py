@@ -70,7 +70,7 @@ other is a term like any tensor, so either choice is right.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -96,6 +96,7 @@ from fa_compiler.passes.ir.nodes import (
     operand_pairs,
     operands,
     others_of,
+    sole,
     source_through,
     without_none,
 )
@@ -119,6 +120,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
+SUMS = ("Add", "Sub", "Sum")
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 INTEGER_PRODUCTS = {
     **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"), (0, 1)),
@@ -317,8 +319,10 @@ class ScorePath:
         return (self.product.node, *(node for part in parts for node in part))
 
 
-Peeled = tuple[Step, ir.Value] | None
-"""A step of the grammar and the scores it was done to; None where a node is another step."""
+Peeling = tuple[Step, ir.Value]
+"""A step of the grammar, and what it was done to."""
+Peeled = Peeling | None
+"""The same; None where a node is another step."""
 
 
 def find_scores(value: ir.Value, viewer: Viewer, inner: bool = False) -> ScorePath:
@@ -361,7 +365,7 @@ def _peel_by_later_steps(value: ir.Value, node: ir.Node, later: list[Step], inne
     only = {type(step) for step in later}
     if only <= {Rearrange, Scale} and (maximum := _peel_maximum(value, viewer)) is not None:
         return maximum
-    return _peel_sink(node, viewer) if only <= {Rearrange} else None
+    return _of_scores(_sinks(node, viewer), viewer) if only <= {Rearrange} else None
 
 
 def _gemm_addend(node: ir.Node) -> tuple[ir.Value, float] | None:
@@ -370,6 +374,14 @@ def _gemm_addend(node: ir.Node) -> tuple[ir.Value, float] | None:
         return None
     added = addend(node)
     return added if added is not None and abs(added[1]) == 1.0 else None
+
+
+def _of_scores(peelings: Iterable[Peeling], viewer: Viewer) -> Peeled:
+    """The first of the ways to read a node in which the step was done to scores; None where no product leads to it."""
+    for step, scores in peelings:  # a loop, for a generator would deepen the stack of operators with two candidates
+        if _leads_to_product(scores, viewer) or _leads_to_spared(scores, step, viewer):
+            return step, scores
+    return None
 
 
 def _leads_to_product(value: ir.Value, viewer: Viewer) -> bool:
@@ -416,8 +428,11 @@ def _peel(node: ir.Node, viewer: Viewer) -> tuple[Step, ir.Value]:
     if (product := _integer_product(node, viewer)) is not None:
         reason = f"the scores are a product of integers, by {product.op_type}"
         raise Decline(Code.DTYPE, reason, product, QUANTISED_ADVICE)
-    for case in CASES:  # a loop, for a generator would deepen the stack of operators with two candidates
+    for case in CASES:
         if (peeled := case(node, viewer)) is not None:
+            return peeled
+    for reading in READINGS:
+        if (peeled := _of_scores(reading(node, viewer), viewer)) is not None:
             return peeled
     raise _no_step(node, viewer)
 
@@ -450,6 +465,14 @@ def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decli
 
 def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     """Why an operator is no step of the grammar."""
+    if addends := _addends(node):
+        late = [value for value in operands(node)[2:] if _leads_to_product(value, viewer)]
+        if late:
+            reason = f"Sum adds its first two operands to each other, and {late[0].name!r}, the scores, to their sum"
+            return Decline(Code.SCORE_TERM, reason, node, "make the scores the first operand of the Sum")
+        return _no_path(node, [value for _, value in addends], viewer)
+    if is_op(node, "Where"):
+        return _no_selection(node, viewer)
     leading = [value for value in inputs_of(node) if _leads_to_product(value, viewer)]
     if not leading:
         return _no_product(node, viewer)
@@ -521,36 +544,33 @@ def _peel_cap(node: ir.Node, viewer: Viewer) -> Peeled:
     return Cap(node), source
 
 
-def _peel_scale(node: ir.Node, viewer: Viewer) -> Peeled:
-    """Case 7: a scale that is one known number, repeated or not."""
+def _peel_number(node: ir.Node, viewer: Viewer) -> Peeled:
+    """Case 7: a scale that is one known number."""
     factor = viewer.factor(node)
-    if factor is not None:
-        return Scale(node, factor[1]), factor[0]
+    return None if factor is None else (Scale(node, factor[1]), factor[0])
+
+
+def _scales(node: ir.Node, viewer: Viewer) -> Iterator[Peeling]:
+    """Case 7: a scale that is one known number, repeated."""
     for scores, value, divides in factorings(node):
         number = viewer.uniform_value(value, scores)
-        if not number or not math.isfinite(number):
-            continue
-        if _keeps_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
-            return Scale(node, 1.0 / number if divides else number), scores
-    return None
+        if number and math.isfinite(number) and _keeps_shape(scores, node, viewer.info):
+            yield Scale(node, 1.0 / number if divides else number), scores
 
 
-def _peel_factor(node: ir.Node, viewer: Viewer) -> Peeled:
+def _multiplications(node: ir.Node, viewer: Viewer) -> Iterator[Peeling]:
     """Case 8: a tensor that is the same along rows or keys; which of the two is told later."""
     for scores, value, divides in factorings(node):
         shape = viewer.info.shape(value)
-        if shape is None or not (len(shape) < 2 or any(size == 1 for size in shape[-2:])):
-            continue
-        if _may_keep_shape(scores, node, viewer.info) and _leads_to_product(scores, viewer):
-            return Multiply(node, value, divides), scores
-    return None
+        is_repeated = shape is not None and (len(shape) < 2 or Dim(1) in shape[-2:])
+        if is_repeated and _may_keep_shape(scores, node, viewer.info):
+            yield Multiply(node, value, divides), scores
 
 
 def _peel_blend(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 11: the sum; `_peel_zeros` takes the product with b."""
     for zeroed, rest in _sums(node):
-        product = zeroed.producer()
-        for keep, scores in operand_orders(product, "Mul"):
+        for keep, scores in operand_orders(zeroed.producer(), "Mul"):
             fill = _fill(rest, keep, viewer)
             if fill is not None and _leads_to_product(scores, viewer):
                 return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), zeroed
@@ -559,46 +579,39 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> Peeled:
 
 def _sums(node: ir.Node) -> tuple[tuple[ir.Value, ir.Value], ...]:
     """How a node may be read as a tensor to which another one is added, or from which it is subtracted."""
-    if not _is_sum(node) or len(node.inputs) > 2:
-        return ()
-    orders = operand_orders(node, "Add", "Sum", "Sub")
-    return orders[:1] if node.op_type == "Sub" else orders
+    orders = operand_orders(node, *SUMS)
+    return orders[:1] if is_op(node, "Sub") else orders
 
 
 def _peel_spared(node: ir.Node, later: list[Step], viewer: Viewer) -> Peeled:
     """Case 17: a product with what is 1 wherever a later selection keeps the scores. Elsewhere the selection puts its
     number, whatever the product is."""
     select = next((step for step in reversed(later) if not isinstance(step, Scale)), None)
-    if not isinstance(select, Select) or not is_op(select.node, "Where"):
-        return None
-    if (scores := _spared(node, select, viewer)) is None:
-        return None
-    return Spare(node), scores
+    return _of_scores(_spared(node, select, viewer), viewer)
 
 
-def _leads_to_spared(value: ir.Value, select: Select[ir.Value], viewer: Viewer) -> bool:
+def _leads_to_spared(value: ir.Value, step: Step, viewer: Viewer) -> bool:
     """Does a selection stand behind a product of case 17, with factors between them?"""
-    while (node := value.producer()) is not None and (factor := viewer.factor(node)) is not None:
+    while (factor := viewer.factor(node := value.producer())) is not None:
         value = factor[0]
-    return node is not None and _spared(node, select, viewer) is not None
+    return _of_scores(_spared(node, step, viewer), viewer) is not None
 
 
-def _spared(node: ir.Node, select: Select[ir.Value], viewer: Viewer) -> ir.Value | None:
-    """The scores that a node multiplies by what is 1 wherever a selection keeps them."""
+def _spared(node: ir.Node | None, select: Step | None, viewer: Viewer) -> Iterator[Peeling]:
+    """Case 17: the scores that a node multiplies by what is 1 wherever a selection keeps them."""
+    if node is None or not isinstance(select, Select) or not is_op(select.node, "Where"):
+        return
     for scores, factor in operand_orders(node, "Mul"):
-        if not _keeps_shape(scores, node, viewer.info):
-            continue
-        if _is_one_where_kept(factor, select, viewer) and _leads_to_product(scores, viewer):
-            return scores
-    return None
+        if _keeps_shape(scores, node, viewer.info) and _is_one_where_kept(factor, select, viewer):
+            yield Spare(node), scores
 
 
 def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewer) -> bool:
     """Is a factor 1 wherever a selection keeps the scores?"""
     condition, negated = bare(select.operand, viewer.info)
-    kept, flag = select.keep != negated, _flag(factor, viewer.info)
-    if flag is not None and equal_values(flag[0], condition):
-        return kept != flag[1]
+    kept, (flag, is_opposite) = select.keep != negated, _flag(factor, viewer.info)
+    if equal_values(flag, condition):
+        return kept != is_opposite
     numbers = _compared_with(factor, condition, viewer.info)
     if kept:
         return 1.0 in numbers
@@ -607,8 +620,7 @@ def _is_one_where_kept(factor: ir.Value, select: Select[ir.Value], viewer: Viewe
 
 def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> list[float | None]:
     """The numbers that a condition tests a value to be equal to; none where it is another condition."""
-    test = condition.producer()
-    orders = operand_orders(test, "Equal")
+    orders = operand_orders(condition.producer(), "Equal")
     return [info.scalar(number) for tested, number in orders if equal_values(tested, value)]
 
 
@@ -621,7 +633,7 @@ def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
     maker = rest.producer()
     if is_op(maker, "Where"):
         return _selected_fill(maker, keep, viewer)
-    if maker is None or (share := viewer.factor(maker)) is None:
+    if (share := viewer.factor(maker)) is None:
         return None
     difference, number = share
     if match(KEEP_MINUS_ONE, difference, viewer.info, {"keep": keep}) is not None:
@@ -642,13 +654,11 @@ def _in_front_of_moves(one: ir.Value, other: ir.Value) -> tuple[ir.Value, ir.Val
 
 def _selected_fill(where: ir.Node, keep: ir.Value, viewer: Viewer) -> float | None:
     """f where a Where gives 0 where `keep`, cast from its condition, is 1, and f elsewhere."""
-    flag, (condition, *branches) = _flag(keep, viewer.info), operands(where)
-    if flag is None:
-        return None
+    (flag, is_opposite), (condition, *branches) = _flag(keep, viewer.info), operands(where)
     own, negated = bare(condition, viewer.info)
     numbers = [viewer.info.scalar(branch) for branch in branches]
-    kept, fill = numbers if flag[1] == negated else reversed(numbers)
-    return fill if kept == 0.0 and equal_values(own, flag[0]) else None
+    kept, fill = numbers if is_opposite == negated else reversed(numbers)
+    return fill if kept == 0.0 and equal_values(own, flag) else None
 
 
 def _folded_fill(rest: np.ndarray | None, keep: np.ndarray) -> float | None:
@@ -664,27 +674,28 @@ def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
     """Is `rest` equal to 1 - keep?"""
     if match(ONE_MINUS_KEEP, rest, info, {"keep": keep}) is not None:
         return True
-    one, other = _flag(rest, info), _flag(keep, info) or (keep, False)
-    return one is not None and one[1] != other[1] and equal_numbers(one[0], other[0])
+    (one, is_opposite), (other, is_other_opposite) = _flag(rest, info), _flag(keep, info)
+    if other is ABSENT:
+        other = keep
+    return is_opposite != is_other_opposite and equal_numbers(one, other)
 
 
-def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool] | None:
-    """For a boolean cast to 0 and 1: the boolean without its casts and Nots, and whether these negate it; else None."""
+def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:
+    """For a boolean cast to 0 and 1: the boolean without its casts and Nots, and whether these negate it. ABSENT for
+    another value."""
     node = value.producer()
     flag = operand_at(node, 0)
     if not is_op(node, "Cast") or info.dtype(flag) != ir.DataType.BOOL:
-        return None
+        return ABSENT, False
     return bare(flag, info)
 
 
 def _peel_zeros(node: ir.Node, next_step: Step) -> Peeled:
-    """Case 11: the product with b."""
-    if not isinstance(next_step, Select) or not is_op(node, "Mul") or node.outputs[0] not in next_step.node.inputs:
+    """Case 11: the product with b, behind whose sum the walk went on."""
+    if not isinstance(next_step, Select) or not is_op(next_step.node, "Add", "Sub"):
         return None
-    others = others_of(node, next_step.operand)
-    if not others or not is_op(next_step.node, "Add", "Sub"):
-        return None
-    return ZeroSelected(node, next_step.operand), others[0]
+    scores = sole(others_of(node, next_step.operand))
+    return None if scores is None else (ZeroSelected(node, next_step.operand), scores)
 
 
 def _peel_maximum(value: ir.Value, viewer: Viewer) -> Peeled:
@@ -695,12 +706,9 @@ def _peel_maximum(value: ir.Value, viewer: Viewer) -> Peeled:
     return SubtractMaximum(shift[2][-1], shift[0][0], shift[2]), shift[1]
 
 
-def _peel_sink(node: ir.Node, viewer: Viewer) -> Peeled:
+def _sinks(node: ir.Node, viewer: Viewer) -> Iterator[Peeling]:
     """Case 1: a sink beside the scores."""
-    for step, scores in sinks(node, viewer.info):
-        if _leads_to_product(scores, viewer):
-            return AppendSink(node, step), scores
-    return None
+    return ((AppendSink(node, step), scores) for step, scores in sinks(node, viewer.info))
 
 
 def _peel_floor(node: ir.Node, viewer: Viewer) -> Peeled:
@@ -714,11 +722,9 @@ def _peel_floor(node: ir.Node, viewer: Viewer) -> Peeled:
 
 def _floors(node: ir.Node, viewer: Viewer) -> list[tuple[ir.Value, float]]:
     """What a node may put a floor below, and the floor."""
-    orders: Sequence[tuple[ir.Value, ir.Value]] = ()
-    if is_op(node, "Max") and len(node.inputs) == 2:
-        orders = operand_orders(node, "Max")
-    elif is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
-        orders = [(operand_at(node, 0), operand_at(node, 1))]
+    orders = operand_orders(node, "Max")
+    if is_op(node, "Clip") and input_of(node, 2) is None and not node.attributes:
+        orders = ((operand_at(node, 0), operand_at(node, 1)),)
     return [(scores, floor) for scores, number in orders if (floor := viewer.info.scalar(number)) is not None]
 
 
@@ -730,17 +736,15 @@ def _is_half_floor(scores: ir.Value, floor: float, viewer: Viewer) -> bool:
     return dtype == ir.DataType.FLOAT16 and floor == -FLOAT16_MAX
 
 
-def _peel_least(node: ir.Node, viewer: Viewer) -> Peeled:
+def _minima(node: ir.Node, viewer: Viewer) -> Iterator[Peeling]:
     """Case 18: a selection by a minimum."""
-    for scores, limit in operand_orders(node, "Min") if len(node.inputs) == 2 else ():
+    for scores, limit in operand_orders(node, "Min"):
         maker = limit.producer()
-        if not is_op(maker, "Where") or not _may_keep_shape(scores, node, viewer.info):
-            continue
-        condition, *branches = operands(maker)
-        limits = [viewer.uniform_value(branch, scores) for branch in branches]
-        if set(limits) == {math.inf, -math.inf} and _leads_to_product(scores, viewer):
-            return SelectByMinimum(node, condition, limits[0] == math.inf), scores
-    return None
+        if is_op(maker, "Where") and _may_keep_shape(scores, node, viewer.info):
+            condition, *branches = operands(maker)
+            limits = [viewer.uniform_value(branch, scores) for branch in branches]
+            if set(limits) == {math.inf, -math.inf}:
+                yield SelectByMinimum(node, condition, limits[0] == math.inf), scores
 
 
 def _peel_cast(node: ir.Node, viewer: Viewer) -> Peeled:
@@ -768,39 +772,27 @@ def _restores_halves(scores: ir.Value, target: ir.DataType, viewer: Viewer) -> b
     return any(_is_half_floor(held, floor, viewer) for held, floor in _floors(maker, viewer))
 
 
-def _is_sum(node: ir.Node) -> bool:
-    """Terms of one node are told apart by their operands, so that a Sum may give each of them once."""
-    return is_op(node, "Add", "Sub") or (is_op(node, "Sum") and 1 < len(node.inputs) == len({*node.inputs}))
+def _terms(node: ir.Node, viewer: Viewer) -> list[Peeling]:
+    """Case 9: a term. An operand that is proven to have the shape of the sum comes first."""
+    fitting = [option for option in _addends(node) if _may_keep_shape(option[1], node, viewer.info)]
+    return sorted(fitting, key=lambda option: not _keeps_shape(option[1], node, viewer.info))
 
 
-def _peel_add(node: ir.Node, viewer: Viewer) -> Peeled:
-    """Case 9: a term. Raises Decline where neither operand is scores."""
-    if not _is_sum(node):
-        return None
-    options = _addends(node)
-    fitting = [option for option in options if _may_keep_shape(option[0], node, viewer.info)]
-    fitting.sort(key=lambda option: not _keeps_shape(option[0], node, viewer.info))
-    for scores, step in fitting:
-        if _leads_to_product(scores, viewer):
-            return step, scores
-    late = [value for value in operands(node)[2:] if _leads_to_product(value, viewer)]
-    if late:
-        reason = f"Sum adds its first two operands to each other, and {late[0].name!r}, the scores, to their sum"
-        raise Decline(Code.SCORE_TERM, reason, node, "make the scores the first operand of the Sum")
-    raise _no_path(node, [option[0] for option in options], viewer)
-
-
-def _addends(node: ir.Node) -> list[tuple[ir.Value, Step]]:
-    """Each operand of a sum or difference, as the scores, with the step that does the rest to it."""
-    left, right, *further = operands(node)
-    if node.op_type == "Sub":
-        return [(left, Add(node, right, -1.0)), (right, SubtractFrom(node, left))]
+def _addends(node: ir.Node) -> list[Peeling]:
+    """Case 9: the operands of a sum that may be the scores, each with the step that does the rest to it. Terms of one
+    node are told apart by their operands, so that a longer Sum has to give each of them once."""
+    given = operands(node) if is_op(node, *SUMS) else []
+    if len(given) < 2 or (len(given) > 2 and len({*given}) < len(given)):
+        return []
+    left, right, *further = given
+    if is_op(node, "Sub"):
+        return [(Add(node, right, -1.0), left), (SubtractFrom(node, left), right)]
     if further:
-        return [(left, AddAll(node, (right, *further))), (right, AddAll(node, (left, *further)))]
-    return [(left, Add(node, right)), (right, Add(node, left))]
+        return [(AddAll(node, (right, *further)), left), (AddAll(node, (left, *further)), right)]
+    return [(Add(node, right), left), (Add(node, left), right)]
 
 
-def _no_path(node: ir.Node, tried: list[ir.Value], viewer: Viewer) -> Decline:
+def _no_path(node: ir.Node, tried: Sequence[ir.Value], viewer: Viewer) -> Decline:
     """The most telling of the reasons met above an operator with several candidates."""
     if any(_leads_to_product(value, viewer) and not _may_keep_shape(value, node, viewer.info) for value in tried):
         return Decline(Code.SHAPE, f"{node.op_type} enlarges the scores", node)
@@ -823,26 +815,28 @@ def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
     return not any(a.const == 1 and b.const != 1 for a, b in zip(own, result, strict=True))
 
 
-def _peel_where(node: ir.Node, viewer: Viewer) -> Peeled:
-    """Case 10: a selection. Raises Decline where neither operand is scores, or the other is no number."""
+def _selections(node: ir.Node, viewer: Viewer) -> Iterator[Peeling]:
+    """Case 10: a selection."""
     if not is_op(node, "Where"):
-        return None
+        return
     condition, chosen, other = operands(node)
     for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
         fill = viewer.uniform_value(filler, scores)
-        if fill is None or not _may_keep_shape(scores, node, viewer.info):
-            continue
-        select = Select(node, condition, keep, fill)
-        if _leads_to_product(scores, viewer) or _leads_to_spared(scores, select, viewer):
-            return select, scores
-    fitting = [value for value in (chosen, other) if _may_keep_shape(value, node, viewer.info)]
+        if fill is not None and _may_keep_shape(scores, node, viewer.info):
+            yield Select(node, condition, keep, fill), scores
+
+
+def _no_selection(where: ir.Node, viewer: Viewer) -> Decline:
+    """Why neither branch of a Where is scores that it selects from."""
+    _, *branches = operands(where)
+    fitting = [value for value in branches if _may_keep_shape(value, where, viewer.info)]
     if any(_leads_to_product(value, viewer) for value in fitting):
-        raise Decline(Code.SCORE_TERM, "Where puts something other than one known number into the scores", node)
-    raise _no_path(node, [chosen, other], viewer)
+        reason = "Where puts something other than one known number into the scores"
+        return Decline(Code.SCORE_TERM, reason, where)
+    return _no_path(where, branches, viewer)
 
 
-CASES = (
-    *(_peel_layout, _peel_cast, _peel_rounding, _peel_scale, _peel_cap, _peel_blend),
-    *(_peel_add, _peel_where, _peel_least, _peel_floor, _peel_factor),
-)
-"""What `_peel` tries in turn: 4 and 5, 6, 15, 7, 14, 11, 9, 10, 18, 13, 8."""
+CASES = (_peel_layout, _peel_cast, _peel_rounding, _peel_number, _peel_cap, _peel_blend, _peel_floor)
+"""What `_peel` tries in turn: 4 and 5, 6, 15, 7, 14, 11, 13."""
+READINGS = (_scales, _terms, _selections, _minima, _multiplications)
+"""The ways to read a node that it tries then, each for all operands that may be scores: 7, 9, 10, 18, 8."""

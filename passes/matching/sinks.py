@@ -157,15 +157,10 @@ def without_sink(node: ir.Node, dims: Arrangement, found_sink: FoundSink | None,
 def _drops_column(node: ir.Node, axis: int, found_sink: FoundSink, info: ShapeInfo) -> bool:
     """Case 3: does a Slice or Split leave out the sink's column along an axis, and nothing else?"""
     output = next(value for value in node.outputs if is_read(value))
-    before, after = info.shape(operand_at(node, 0)), info.shape(output)
-    if before is None or after is None or len(before) != len(after):
-        return False
+    before, after = info.sizes(operand_at(node, 0)), info.shape(output)
     if after != (*before[:axis], found_sink.length, *before[axis + 1 :]):
         return False
-    start = start_along(output, axis, info)
-    if start is not None and start < 0:
-        start += before[axis].const or 0
-    return start == int(found_sink.step.first)
+    return start_along(output, axis, info) == int(found_sink.step.first)
 
 
 def sink_lower_bound(found_sink: FoundSink, facts: Facts, guarded: bool) -> float:

@@ -107,26 +107,20 @@ class Context:
 
     def vector(self, index: int) -> list[Dim] | None:
         """The integers of a 1-D input `index`; fresh ones, of any sign, when only their number is known."""
-        dims = self.dims(index)
-        shape = self.shape(index)
-        if dims is None and shape is not None and len(shape) == 1:
-            length = shape[0].const
-            if length is not None and length <= LIMIT:
-                return [Dim.fresh(None) for _ in range(length)]
-        return dims
+        dims, length = self.dims(index), listed_length(self.shape(index))
+        if dims is not None or length is None:
+            return dims
+        return [Dim.fresh(None) for _ in range(length)]
 
     def attr(self, name: str) -> Any:
         """The value of attribute `name`, None when absent. Raises UnresolvedError for an unbound reference."""
-        attributes = self.node.attributes
-        if name not in attributes:
+        attribute = self.node.attributes.get(name)
+        if attribute is None:
             return None
-        attribute: ir.Attr | None = attributes[name]
-        if attribute is not None and attribute.is_ref():
+        if attribute.is_ref():
             attribute = self._bound.get(attribute.ref_attr_name or "")
             if attribute is None or attribute.is_ref():
                 raise UnresolvedError(name)
-        if attribute is None:
-            return None
         return attribute.value
 
     def int_attr(self, name: str, default: int) -> int:
@@ -226,14 +220,10 @@ def shape_of_rank(rank: int, shape: Shape | None) -> Shape:
     return shape if shape is not None and len(shape) == rank else fresh(rank)
 
 
-def listed_shape(sizes: Shape | None) -> Shape | None:
-    """The shape that a vector lists, given the shape of the vector; None where its length is unknown or too large."""
-    if sizes is None or len(sizes) != 1:
-        return None
-    length = sizes[0].const
-    if length is not None and length <= LIMIT:
-        return fresh(length)
-    return None
+def listed_length(shape: Shape | None) -> int | None:
+    """How many numbers a vector of this shape lists; None where that is unknown or too large, or it is no vector."""
+    length = None if shape is None or len(shape) != 1 else shape[0].const
+    return None if length is None or length > LIMIT else length
 
 
 def as_axis_size(dim: Dim) -> Dim:

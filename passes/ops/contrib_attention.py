@@ -19,10 +19,8 @@ def _with_past(past: Shape | None, axis: int, new: Dim) -> Dim:
 def _multi_head(ctx: Context) -> list[Fact]:
     first = 6 if ctx.node.op_type == "MultiHeadAttention" else 5  # past_key, past_value, past_sequence_length
     query, heads, dtype = ctx.shape(0), ctx.int_attr("num_heads", 0), ctx.dtype(0)
-    if query is None or len(query) < 3 or heads <= 0:
-        return [Fact(None, dtype)] * 3
     widths = _widths(ctx, heads)
-    if widths is None:
+    if query is None or len(query) < 3 or heads <= 0 or widths is None:
         return [Fact(None, dtype)] * 3
     key, value, new = widths
     past = ctx.shape(first, rank=4)
@@ -40,14 +38,12 @@ def _widths(ctx: Context, heads: int) -> tuple[Dim, Dim, Dim] | None:
     if not ctx.has(1) or not ctx.has(2):
         packed = ctx.shape(1 if ctx.has(1) else 0, rank=5)
         return None if packed is None else (packed[4] * heads, packed[4] * heads, packed[1])
-    key, value = ctx.shape(1), ctx.shape(2)
-    if key is None or value is None or len(value) != len(key):
-        return None
-    if len(key) == 4:
-        return key[3] * heads, value[3] * heads, key[2]
-    if len(key) != 3:
-        return None
-    return (key[2], value[2], key[1])
+    match ctx.shape(1), ctx.shape(2):
+        case (_, _, keys, key_size), (_, _, _, value_size):
+            return key_size * heads, value_size * heads, keys
+        case (_, keys, key_width), (_, _, value_width):
+            return key_width, value_width, keys
+    return None
 
 
 @rule("Attention", "QAttention", domain=_DOMAIN)

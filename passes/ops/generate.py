@@ -22,7 +22,6 @@ from fa_compiler.passes.ops.context import (
     content_fact,
     dim_array,
     fresh,
-    listed_shape,
     or_fresh,
     rule,
 )
@@ -116,7 +115,7 @@ def _constant_of_shape(ctx: Context) -> Fact:
     dtype = ir.DataType.FLOAT if tensor is None else tensor.dtype
     dims = ctx.vector(0)
     if dims is None:
-        return Fact(listed_shape(ctx.shape(0)), dtype)
+        return Fact(None, dtype)
     sizes = [dim.const for dim in dims if dim.const is not None and 0 <= dim.const <= LIMIT]
     if len(sizes) == len(dims) and math.prod(sizes) <= LIMIT:
         value = np.zeros(1, np.float32) if tensor is None else _read(tensor, tensor.dtype)

@@ -53,6 +53,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, as_integer
 from fa_compiler.passes.algebra.formula import Affine, Index
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Atom, Dim, product
 from fa_compiler.passes.ir.nodes import (
     all_known,
@@ -240,10 +241,10 @@ class Regrouped(Move):
             if group is None:
                 return None
             merged, sizes = group
-            places_within = _places_within(_merged(merged, reader), sizes, reader)
-            if places_within is None:
+            within = if_known(_places_within, _merged(merged, reader), sizes, reader)
+            if within is None:
                 return None
-            places.extend(places_within)
+            places.extend(within)
         if given or wanted:
             return None
         rest = iter(places)
@@ -417,8 +418,7 @@ class Stretched(Move):
         return place
 
     def keeps_everything(self, known: Known) -> bool:
-        shape = known.shape(self.source)
-        return shape is not None and known.shape(self.result) == shape
+        return known.shape(self.result) == known.shape(self.source) is not None
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         numbers = integers(1)
@@ -450,10 +450,7 @@ class Cut(Move):
             return None
         places = list(index)
         for axis, start, step in cut:
-            if (-own[axis] - start).is_at_least(0):
-                start = Dim(0)  # counted from the end, it is the first element or before it
-            elif start.const is not None and start.const < 0:
-                start = own[axis] + start
+            start = from_front(start, own[axis])
             if step < 1 or not start.is_at_least(0):
                 return None
             places[axis] = index[axis].times(step) + Affine.number(start, reader.rank)
@@ -469,10 +466,10 @@ class Cut(Move):
 
     def keeps_everything(self, known: Known) -> bool:
         """A Slice does if its result is proven to be as large as its source, and its steps are positive."""
-        shape, steps = known.shape(self.source), input_of(self.node, 4)
+        steps = input_of(self.node, 4)
         content = () if steps is None else known.content(steps)
         forwards = isinstance(content, tuple) and all(step.is_at_least(1) for step in content)
-        return shape is not None and forwards and known.shape(self.result) == shape
+        return forwards and known.shape(self.result) == known.shape(self.source) is not None
 
     def on_arrays(self, shape: Sequence[int], integers: Integers) -> ArrayMove | None:
         """None for a reversed Slice with an end beyond all elements: ONNX and ONNX Runtime read it in two ways."""
@@ -487,6 +484,14 @@ class Cut(Move):
                 return None
             cuts[axis] = _python_slice(start, end, step, shape[axis])
         return operator.itemgetter(tuple(cuts))
+
+
+def from_front(start: Dim, size: Dim) -> Dim:
+    """The place along a dimension at which a Slice begins. Where it counts from the end, that may be in front of the
+    dimension: it begins at the first element then."""
+    if (-size - start).is_at_least(0):
+        return Dim(0)
+    return size + start if (start.const or 0) < 0 else start
 
 
 class Picked(Move):
@@ -692,7 +697,7 @@ def _merged(dims: list[tuple[Dim, Affine]], reader: Reader) -> Affine | None:
     return total
 
 
-def _places_within(place: Affine | None, sizes: list[Dim], reader: Reader) -> list[Affine] | None:
+def _places_within(place: Affine, sizes: list[Dim], reader: Reader) -> list[Affine] | None:
     """The places in dimensions of these sizes, given the place in all of them merged; None where they are not linear.
 
     A part of the place is the multiple of a size, and the rest is proven to be less than it.
@@ -700,7 +705,7 @@ def _places_within(place: Affine | None, sizes: list[Dim], reader: Reader) -> li
     places: list[Affine] = []
     for size in reversed(sizes[1:]):
         count = size.const
-        if place is None or not count:
+        if not count:
             return None
         times, rest = _divided(place.offset, count)
         if times is None:
@@ -710,8 +715,6 @@ def _places_within(place: Affine | None, sizes: list[Dim], reader: Reader) -> li
             return None
         places.append(inner)
         place = Affine(times, tuple(step // count for step in place.steps))
-    if place is None:
-        return None
     return [place, *reversed(places)]
 
 

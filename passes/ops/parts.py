@@ -14,6 +14,7 @@ that a Concat of all parts of a Split is the whole. A Concat of a single tensor,
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -24,8 +25,9 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, AxisSpace
 from fa_compiler.passes.algebra.cases import Number, case
 from fa_compiler.passes.algebra.formula import Affine, Index, at_least_zero
+from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, consts
-from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at, without_none
+from fa_compiler.passes.ir.nodes import input_of, inputs_of, int_attr, is_op, operand_at, sole, without_none
 from fa_compiler.passes.ops.context import (
     Context,
     Fact,
@@ -66,8 +68,7 @@ class Parts:
         starts: list[Dim | None] = []
         for part in self.parts:
             starts.append(start)
-            size = self.size(part, known)
-            start = None if start is None or size is None else start + size
+            start = if_known(operator.add, start, self.size(part, known))
         return starts
 
     def start(self, part: ir.Value, known: Known) -> Dim | None:
@@ -102,43 +103,39 @@ def _parts(node: ir.Node, whole: ir.Value, parts: Sequence[ir.Value], default: i
 
 
 def start_along(value: ir.Value, axis: int, known: Known) -> int | None:
-    """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split, cuts it from; a Slice
-    may count from the end. None where that is unknown."""
+    """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split, cuts it from. None
+    where that is unknown. It is negative where it is counted from the end of an axis of unknown size."""
     node, shape = value.producer(), known.shape(value)
     split = split_of(node, known)
     if split is not None:
         start = split.start(value, known) if split.axis == axis else None
         return None if start is None else start.const
-    return None if node is None or shape is None else slice_start(node, axis, len(shape), known)
+    if node is None or shape is None:
+        return None
+    first = slice_start(node, axis, len(shape), known)
+    whole = known.shape(operand_at(node, 0)) or shape
+    return first if first is None or first >= 0 else first + (whole[axis].const or 0)
 
 
 def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
     there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
+    source = operand_at(node, 0)
     if not is_op(node, "Slice", "Split"):
         return None
-    source = input_of(node, 0)
-    shape, whole = known.shape(value), known.shape(source)
-    if source is None or shape is None or whole is None:
-        return None
+    shape, whole = known.shape(value) or (), known.shape(source) or ()
     axis = _axis_cut(shape, whole)
     if axis is None or _begins_elsewhere(node, axis, len(shape), known):
         return None
     start = start_along(value, axis, known)
-    if start is not None and start < 0:
-        start += whole[axis].const or 0
-    if start is None or start < 0:
-        return None
-    return (source, axis, start)
+    return None if start is None or start < 0 else (source, axis, start)
 
 
 def _axis_cut(shape: Shape, whole: Shape) -> int | None:
     """The one dimension in which two shapes differ, if both sizes are numbers; else None."""
-    cut = [axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=True)) if part != all_]
-    if len(cut) != 1 or shape[cut[0]].const is None or whole[cut[0]].const is None:
-        return None
-    return cut[0]
+    cut = sole(axis for axis, (part, all_) in enumerate(zip(shape, whole, strict=False)) if part != all_)
+    return None if cut is None or shape[cut].const is None or whole[cut].const is None else cut
 
 
 def _begins_elsewhere(node: ir.Node, axis: int, rank: int, known: Known) -> bool:
@@ -352,7 +349,7 @@ def _joined_element(reader: Reader, node: ir.Node, index: Index) -> Number | Non
     """In one part where the part is known, in any part where the parts continue one another, and else a choice between
     the parts by the place."""
     joined = concat_of(node, reader.info)
-    parts = None if joined is None else _placed(joined, reader)
+    parts = if_known(_placed, joined, reader)
     if joined is None or parts is None:
         return None
     axis = joined.axis

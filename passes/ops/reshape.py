@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import onnx_ir as ir
 
@@ -15,10 +17,11 @@ from fa_compiler.passes.ops.context import (
     Context,
     Fact,
     Shape,
+    ShapeRule,
     axes_in,
     content_fact,
+    fact_of,
     fresh,
-    listed_shape,
     or_fresh,
     rule,
     shape_rule,
@@ -38,6 +41,20 @@ def with_shape(content: Content | None, shape: Shape | None, dtype: ir.DataType 
     return Fact(shape, dtype)
 
 
+def regrouping(*names: str) -> Callable[[ShapeRule], ShapeRule]:
+    """Register a rule for the shape of a result that has the elements of the first input in their order, made of the
+    shape of that input. Where this is not known, nothing is known of the result's."""
+
+    def register(function: ShapeRule) -> ShapeRule:
+        def result(ctx: Context) -> Fact:
+            return with_shape(ctx.content(0), if_known(partial(function, ctx), ctx.shape(0)), ctx.dtype(0))
+
+        rule(*names)(result)
+        return function
+
+    return register
+
+
 @rule("Reshape")
 def _reshape(ctx: Context) -> Fact:
     if ctx.opset < 5:
@@ -45,7 +62,7 @@ def _reshape(ctx: Context) -> Fact:
         return with_shape(ctx.content(0), reshaped(ctx.shape(0), target, False), ctx.dtype(0))
     sizes = ctx.vector(1)
     if sizes is None:
-        return Fact(listed_shape(ctx.shape(1)), ctx.dtype(0))
+        return Fact(None, ctx.dtype(0))
     allow_zero = ctx.opset >= 14 and ctx.int_attr("allowzero", 0) == 1
     return with_shape(ctx.content(0), reshaped(ctx.shape(0), sizes, allow_zero), ctx.dtype(0))
 
@@ -110,53 +127,44 @@ def _flatten(ctx: Context) -> Fact:
     return with_shape(ctx.content(0), (product(shape[:axis]), product(shape[axis:])), ctx.dtype(0))
 
 
-@rule("Squeeze")
-def _squeeze(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
+@regrouping("Squeeze")
+def _squeeze(ctx: Context, shape: Shape) -> Shape | None:
     present, axes = ctx.axes("axes", 1, 13)
-    if shape is None or (present and axes is None):
-        return Fact(None, ctx.dtype(0))
-    if not axes:
-        # Every axis of size 1 is removed. ONNX Runtime reads an empty list so, too. These axes are known only if each
-        # dim is 1 or proven not to be.
-        if not all(dim == 1 or dim.never_one for dim in shape):
-            return Fact(None, ctx.dtype(0))
-        axes = [index for index, dim in enumerate(shape) if dim == 1]
-    gone = axes_in(axes or [], len(shape))
-    if gone is None:
-        return Fact(None, ctx.dtype(0))
-    kept = tuple(elsewhere(shape, gone))
-    return with_shape(ctx.content(0), kept, ctx.dtype(0))
+    if present and axes is None:
+        return None
+    if axes:
+        gone = axes_in(axes, len(shape))
+        return None if gone is None else tuple(elsewhere(shape, gone))
+    # Every axis of size 1 is removed. ONNX Runtime reads an empty list so, too. These axes are known only if each dim
+    # is 1 or proven not to be.
+    kept = tuple(dim for dim in shape if dim != 1)
+    return kept if all(dim.never_one for dim in kept) else None
 
 
-@rule("Unsqueeze")
-def _unsqueeze(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
+@regrouping("Unsqueeze")
+def _unsqueeze(ctx: Context, shape: Shape) -> Shape | None:
     _, axes = ctx.axes("axes", 1, 13)
-    if shape is None or axes is None:
-        return Fact(None, ctx.dtype(0))
-    places = axes_in(axes, len(shape) + len(axes))
+    rank = len(shape) + len(axes or ())
+    places = None if axes is None else axes_in(axes, rank)
     if places is None:
-        return Fact(None, ctx.dtype(0))
+        return None
     rest = iter(shape)
-    result = tuple(ONE if index in places else next(rest) for index in range(len(shape) + len(places)))
-    return with_shape(ctx.content(0), result, ctx.dtype(0))
+    return tuple(ONE if index in places else next(rest) for index in range(rank))
 
 
 @rule("Transpose")
 def _transpose(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
-    perm = ctx.ints_attr("perm")
+    shape, perm = ctx.shape(0), ctx.ints_attr("perm")
     if shape is None:
         return Fact(fresh(if_known(len, perm)), ctx.dtype(0))
+    places = list(range(len(shape)))
     if perm is None:
-        perm = list(range(len(shape)))[::-1]
-    if sorted(perm) != list(range(len(shape))):
+        perm = places[::-1]
+    if sorted(perm) != places:
         return Fact(None, ctx.dtype(0))
     content = ctx.content(0)
-    if content is not None:
-        return content_fact(content.transpose(perm), ctx.dtype(0))
-    return Fact(tuple(shape[axis] for axis in perm), ctx.dtype(0))
+    moved = None if content is None else content.transpose(perm)
+    return fact_of(moved, tuple(shape[axis] for axis in perm), ctx.dtype(0))
 
 
 @shape_rule("DepthToSpace", rank=4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,21 +9,22 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, consts, product
-from fa_compiler.passes.ir.nodes import all_known, input_of, without_none
+from fa_compiler.passes.ir.nodes import all_known, first, input_of
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
     Context,
     Fact,
     Known,
+    Shape,
     as_axis_size,
     axis_in,
     broadcast,
     content_fact,
     fact_of,
     fresh,
-    rank_of,
     rule,
+    shape_rule,
     with_dims,
 )
 from fa_compiler.passes.ops.cuts import pads_of
@@ -39,15 +39,12 @@ def _slice(ctx: Context) -> Fact:
     shape, dtype = ctx.shape(0), ctx.dtype(0)
     if shape is None:
         return Fact(None, dtype)
-    bounds = _attributes(ctx) if ctx.opset < 10 else _inputs(ctx)
-    if bounds is None or len(set(map(len, bounds))) > 1:
+    bounds = _bounds(ctx, len(shape))
+    if bounds is None:
         return Fact(fresh(len(shape)), dtype)
     result = list(shape)
-    for axis, start, end, step in zip(*bounds, strict=True):
-        place = axis_in(axis, len(shape))
-        if place is None:
-            return Fact(fresh(len(shape)), dtype)
-        result[place] = sliced(shape[place], start, end, step)
+    for axis, start, end, step in bounds:
+        result[axis] = sliced(shape[axis], start, end, step)
     content = _cut_content(ctx, bounds, result)
     return fact_of(content, tuple(result), dtype)
 
@@ -58,48 +55,55 @@ def _cut_content(ctx: Context, bounds: Bounds, result: Sequence[Dim]) -> Content
     if content is None:
         return None
     cuts: list[slice | None] = [slice(None)] * content.ndim
-    for axis, start, end, step in zip(*bounds, strict=True):
+    for axis, start, end, step in bounds:
         cuts[axis] = _cut(start, end, step, content.shape[axis])
-    known = without_none(cuts)
-    if len(known) == content.ndim:
+    known = all_known(cuts)
+    if known is not None:
         return np.asarray(content[tuple(known)], dtype=content.dtype)
     # A single element, all of which remains, is the element wherever the Slice starts.
-    if content.size != 1 or any(dim != 1 for dim in result):
+    return content if content.size == 1 == product(result) else None
+
+
+Bounds = Sequence[tuple[int, Dim, Dim, Dim]]
+"""Axis, counted from the front, start, end and step of each cut of a Slice."""
+
+
+def _bounds(ctx: Context, rank: int) -> Bounds | None:
+    """The cuts of a Slice. Unknown numbers are fresh. None where an axis is unknown or out of range, and where there
+    are not as many numbers of one kind as of another."""
+    vectors = _attributes(ctx) if ctx.opset < 10 else _inputs(ctx)
+    if vectors is None or len(set(map(len, vectors))) > 1:
         return None
-    return content
+    axes, *numbers = vectors
+    places = all_known(axis_in(axis, rank) for axis in axes)
+    return None if places is None else list(zip(places, *numbers, strict=True))
 
 
-Bounds = tuple[Sequence[int], Sequence[Dim], Sequence[Dim], Sequence[Dim]]
+_Vectors = tuple[Sequence[int], Sequence[Dim], Sequence[Dim], Sequence[Dim]]
 """Axes, starts, ends and steps of a Slice."""
 
 
-def _attributes(ctx: Context) -> Bounds:
-    """The bounds of an older Slice, which has them as attributes."""
-    starts = [Dim(item) for item in ctx.ints_attr("starts") or []]
-    ends = [Dim(item) for item in ctx.ints_attr("ends") or []]
+def _attributes(ctx: Context) -> _Vectors:
+    """The numbers of an older Slice, which has them as attributes."""
+    starts = list(map(Dim, ctx.ints_attr("starts") or []))
+    ends = list(map(Dim, ctx.ints_attr("ends") or []))
     axes = ctx.ints_attr("axes")
-    if axes is None:
-        axes = list(range(len(starts)))
-    return axes, starts, ends, [Dim(1)] * len(starts)
+    return range(len(starts)) if axes is None else axes, starts, ends, [Dim(1)] * len(starts)
 
 
-def _inputs(ctx: Context) -> Bounds | None:
-    """The bounds of a newer Slice, which has them as inputs. Unknown numbers are fresh. None where its axes are
-    unknown."""
-    axes = ctx.ints(3)
-    counts = [len(vector) for vector in (ctx.vector(1), ctx.vector(2), axes) if vector is not None]
-    if (ctx.has(3) and axes is None) or not counts:
+def _inputs(ctx: Context) -> _Vectors | None:
+    """The numbers of a newer Slice, which has them as inputs. Those that are unknown are fresh. None where its axes are
+    unknown, or how many there are."""
+    count = first(if_known(len, given) for given in (ctx.vector(1), ctx.vector(2), ctx.dims(3)))
+    if count is None:
         return None
-    if axes is None:
-        axes = list(range(counts[0]))
 
     def numbers(place: int) -> Sequence[Dim]:
-        return ctx.vector(place) or [Dim.fresh(None)] * counts[0]
+        return ctx.vector(place) or [Dim.fresh(None)] * count
 
-    steps = numbers(4)
-    if not ctx.has(4):
-        steps = [Dim(1)] * counts[0]
-    return axes, numbers(1), numbers(2), steps
+    axes = ctx.ints(3) if ctx.has(3) else range(count)
+    steps = numbers(4) if ctx.has(4) else [Dim(1)] * count
+    return None if axes is None else (axes, numbers(1), numbers(2), steps)
 
 
 def _cut(start: Dim, end: Dim, step: Dim, length: int) -> slice | None:
@@ -153,18 +157,22 @@ def _clamped(dim: Dim, bound: Dim) -> Dim | None:
 
 @rule("SplitToSequence")
 def _split_to_sequence(ctx: Context) -> Fact:
-    """Parts of the given sizes, or parts of one given size of which the last may be smaller."""
-    unknown, shape, sizes = Fact(None, ctx.dtype(0)), ctx.shape(0), ctx.ints(1)
-    axis = ctx.axis_attr(rank_of(shape))
+    return Fact(None, ctx.dtype(0), parts=_parts_of_sequence(ctx, ctx.shape(0) or ()))
+
+
+def _parts_of_sequence(ctx: Context, shape: Shape) -> tuple[Shape, ...] | None:
+    """Parts of the given sizes, or parts of one given size of which the last may be smaller; None where they are
+    unknown."""
+    sizes, axis = ctx.ints(1), ctx.axis_attr(len(shape))
     # ONNX ignores `keepdims` where sizes are given, ONNX Runtime does not.
-    if shape is None or axis is None or sizes is None or not ctx.int_attr("keepdims", 1):
-        return unknown
+    if axis is None or sizes is None or not ctx.int_attr("keepdims", 1):
+        return None
     if ctx.shape(1) == ():
         length, (part,) = shape[axis].const, sizes
         if length is None or part < 1 or length > LIMIT * part:
-            return unknown
+            return None
         sizes = [min(part, length - start) for start in range(0, length, part)]
-    return Fact(None, ctx.dtype(0), parts=tuple(with_dims(shape, axis, Dim(part)) for part in sizes))
+    return tuple(with_dims(shape, axis, Dim(part)) for part in sizes)
 
 
 @rule("SequenceConstruct", "SequenceErase", "ConcatFromSequence")
@@ -186,19 +194,16 @@ def _sequence_at(ctx: Context) -> Fact:
     return Fact(parts[index[0]], ctx.dtype(0))
 
 
-@rule("Pad")
-def _pad(ctx: Context) -> Fact:
-    shape = ctx.shape(0)
-    if shape is None:
-        return Fact(None, ctx.dtype(0))
+@shape_rule("Pad")
+def _pad(ctx: Context, shape: Shape) -> Shape:
     _, pads = ctx.listed("pads", 1, 11)
     axes = _padded_axes(ctx, len(shape))
     if pads is None or axes is None or len(pads) != 2 * len(axes):
-        return Fact(fresh(len(shape)), ctx.dtype(0))
+        return fresh(len(shape))
     result = list(shape)
     for index, axis in enumerate(axes):
         result[axis] = shape[axis] + pads[index] + pads[index + len(axes)]
-    return Fact(tuple(result), ctx.dtype(0))
+    return tuple(result)
 
 
 def _padded_axes(ctx: Context, rank: int) -> Sequence[int] | None:
@@ -222,12 +227,15 @@ def _tile(ctx: Context) -> Fact:
         of_rank = repeats if shape is None else shape
         return Fact(fresh(if_known(len, of_rank)), dtype)
     result = tuple(dim * as_axis_size(times) for dim, times in zip(shape, repeats, strict=True))
-    content = ctx.content(0)
-    times = ctx.ints(1)
-    known = times is not None and min(times, default=0) >= 1
-    if content is not None and times is not None and known and 0 < content.size * math.prod(times) <= LIMIT:
+    content, times = ctx.content(0), ctx.ints(1)
+    if content is not None and times and _is_small(result):
         return content_fact(np.tile(content, times), dtype)
     return Fact(result, dtype)
+
+
+def _is_small(shape: Shape) -> bool:
+    """Has a tensor elements, and so few that its content is followed?"""
+    return product(shape).const in range(1, LIMIT + 1)
 
 
 @rule("Expand")
@@ -242,7 +250,7 @@ def _expand(ctx: Context) -> Fact:
         # The input may have a higher rank than the target asks for.
         return Fact(None, dtype)
     content, sizes = ctx.content(0), all_known(consts(shape))
-    if content is not None and sizes is not None and product(shape).const in range(1, LIMIT + 1):
+    if content is not None and sizes is not None and _is_small(shape):
         try:
             return content_fact(np.broadcast_to(content, sizes), dtype)
         except ValueError:  # an Expand that fails in every run

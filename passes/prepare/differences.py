@@ -46,6 +46,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 import onnx_ir as ir
@@ -76,7 +77,7 @@ from fa_compiler.passes.matching.row_reductions import reduced
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.movers import LAYOUT_OPS
-from fa_compiler.passes.ops.parts import equal_part, takes_parts
+from fa_compiler.passes.ops.parts import EqualPart, equal_part, takes_parts
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match
 from fa_compiler.passes.values.facts import Facts
 from fa_compiler.passes.values.patterns import Bind, Number, Op, match
@@ -96,36 +97,92 @@ CONSTANT_ADVICE = "make the factor of the difference a constant of the model"
 
 
 @dataclass(frozen=True)
+class Choice:
+    """All of the probabilities: nothing is chosen of them."""
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes that choose."""
+        return ()
+
+    def of(self, value: ir.Value, builder: Builder) -> ir.Value:
+        """The same part of another tensor."""
+        return value
+
+    def fits(self, values: ir.Value, info: ShapeInfo) -> bool:
+        """Are values, along the axis of which a part is taken, as large as a part, or of size 1?"""
+        return True
+
+    def for_all_parts(self, values: ir.Value, builder: Builder) -> ir.Value:
+        """Values that are repeated for all parts."""
+        return values
+
+
+@dataclass(frozen=True)
+class ChosenPart(Choice):
+    """Cases 6 to 8: the node that chooses one of equal parts, as its output `output`."""
+
+    node: ir.Node
+    output: int
+    part: EqualPart
+
+    @property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        return (self.node,)
+
+    def of(self, value: ir.Value, builder: Builder) -> ir.Value:
+        inputs, count = [value, *self.node.inputs[1:]], len(self.node.outputs)
+        made = builder.op(self.node.op_type, inputs, attribute_values(self.node), outputs=count)
+        return certain(made.producer()).outputs[self.output]
+
+    def _own_axis(self, values: ir.Value, info: ShapeInfo) -> int:
+        """Which axis of the values stands where the part is chosen; negative where they have none there."""
+        return self.part.axis - (len(info.sizes(self.node.outputs[0])) - len(info.sizes(values)))
+
+    def fits(self, values: ir.Value, info: ShapeInfo) -> bool:
+        shape, sizes, own = info.sizes(values), info.sizes(self.node.outputs[0]), self._own_axis(values, info)
+        if len(shape) > len(sizes):
+            return False
+        return self.part.drops_axis or own < 0 or shape[own].const == 1 or shape[own] == sizes[self.part.axis]
+
+    def for_all_parts(self, values: ir.Value, builder: Builder) -> ir.Value:
+        own = self._own_axis(values, builder.info)
+        if self.part.drops_axis:
+            return builder.unsqueeze(values, [own]) if own > 0 else values
+        if own < 0 or builder.info.sizes(values)[own].const == 1:
+            return values
+        return builder.concat([values] * self.part.count, own)
+
+
+@dataclass(frozen=True)
 class Part:
-    """One side of a difference: what is read of the probabilities, the node that chooses one of `count` parts of them
-    along `axis`, which the part may lack, and the factor with its node. A rest is a side without an anchor."""
+    """One side of a difference: what is read of the probabilities, which part of them is chosen, and the factor with
+    its node. A rest is a side without an anchor."""
 
     probabilities: ir.Value
-    chooser: ir.Node | None = None
-    output: int = 0
-    axis: int = 0
-    count: int = 1
-    drops_axis: bool = False
+    choice: Choice = Choice()
     factor: ir.Value | None = None
     scaling: ir.Node | None = None
     anchor: SoftmaxAnchor | None = None
 
     @property
+    def nodes(self) -> list[ir.Node]:
+        """The nodes from the probabilities to this side, the last one first."""
+        return without_none((self.scaling, *self.choice.nodes))
+
+    @property
     def divides(self) -> bool:
         """Is the factor a divisor?"""
-        return self.scaling is not None and self.scaling.op_type == "Div"
+        return is_op(self.scaling, "Div")
 
     def of(self, value: ir.Value, builder: Builder) -> ir.Value:
         """What this side makes of the product of the probabilities with the values."""
-        if self.chooser is not None:
-            inputs = [value, *self.chooser.inputs[1:]]
-            attributes = attribute_values(self.chooser)
-            count = len(self.chooser.outputs)
-            made = certain(builder.op(self.chooser.op_type, inputs, attributes, outputs=count).producer())
-            value = made.outputs[self.output]
-        if self.scaling is not None:
-            value = builder.op(self.scaling.op_type, [value, self.factor])
-        return value
+        chosen = self.choice.of(value, builder)
+        return chosen if self.scaling is None else builder.op(self.scaling.op_type, [chosen, self.factor])
+
+    def product(self, values: ir.Value, builder: Builder) -> ir.Value:
+        """The product of this side's probabilities with the values, which are repeated for all parts."""
+        return builder.matmul(self.probabilities, self.choice.for_all_parts(values, builder))
 
     def total(self, builder: Builder) -> ir.Value:
         """The sum along the keys, whose size is then 1."""
@@ -155,7 +212,7 @@ class Difference:
     @property
     def replaced(self) -> tuple[ir.Node, ...]:
         """The nodes from the probabilities to the product, the product first."""
-        parts = without_none(node for part in self.parts for node in (part.scaling, part.chooser))
+        parts = chain.from_iterable(part.nodes for part in self.parts)
         return tuple(dict.fromkeys((self.product, *reversed(self.dividing), self.combining, *parts)))
 
     @property
@@ -179,7 +236,7 @@ class Difference:
 
     def emitted(self, facts: Facts, builder: Builder) -> ir.Value:
         """What takes the place of the product."""
-        results = [part.of(_product(part, self, builder), builder) for part in self.parts]
+        results = [part.of(part.product(self.values, builder), builder) for part in self.parts]
         combined = builder.op(self.combining.op_type, results)
         return self._divided(combined, facts, builder)
 
@@ -232,11 +289,10 @@ def _difference(product: ir.Node, anchors: Mapping[ir.Value, SoftmaxAnchor], fac
     parts = _parts(combining, anchors, facts.info)  # 3
     if combining is None or parts is None or (dividing and any(part.divides for part in parts)):
         return None
-    difference = Difference(combining, product, parts, dividing)
+    difference, info = Difference(combining, product, parts, dividing), facts.info
     values = difference.values
-    if len(facts.info.sizes(values)) < 2 or not all(_values_fit(values, part, facts.info) for part in parts):
-        return None
-    return difference
+    fits = len(info.sizes(values)) > 1 and all(part.choice.fits(values, info) for part in parts)
+    return difference if fits else None
 
 
 def _undivided(weights: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[ir.Node, ...]]:
@@ -268,8 +324,8 @@ def _side(
     value: ir.Value, shape: Shape | None, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo
 ) -> Part | None:
     """One side of a difference of this shape: a part of the same shape, or a rest."""
-    part, own = _scaled_part(value, anchors, info), info.shape(value)
-    if own is None or shape is None:
+    part, own = _scaled_part(value, anchors, info), info.sizes(value)
+    if not shape:
         return None
     if part is not None:
         return part if own == shape else None
@@ -295,22 +351,17 @@ def _is_per_row(factor: ir.Value, chosen: ir.Value, info: ShapeInfo) -> bool:
 def _chosen_part(value: ir.Value, anchors: Mapping[ir.Value, SoftmaxAnchor], info: ShapeInfo) -> Part | None:
     """Cases 5 to 8."""
     chooser = value.producer()
-    part: Part | None = Part(value)
-    if takes_parts(chooser):
-        part = _choice(chooser, value, info)
-    if part is None:
-        return None
-    anchor = anchors.get(source_through(part.probabilities, *LAYOUT_OPS, "Cast"))
-    return None if anchor is None else replace(part, anchor=anchor)
+    part = _equal_part(chooser, value, info) if takes_parts(chooser) else Part(value)
+    anchor = None if part is None else anchors.get(source_through(part.probabilities, *LAYOUT_OPS, "Cast"))
+    return None if part is None or anchor is None else replace(part, anchor=anchor)
 
 
-def _choice(chooser: ir.Node, value: ir.Value, info: ShapeInfo) -> Part | None:
+def _equal_part(chooser: ir.Node, value: ir.Value, info: ShapeInfo) -> Part | None:
     """Cases 6 to 8: the part that a node chooses along an axis before rows and keys."""
     part = equal_part(value, info)  # a Slice that names another axis, too, would cut the results
     if part is None or part.axis >= len(info.sizes(part.source)) - 2:
         return None
-    output = list(chooser.outputs).index(value)
-    return Part(part.source, chooser, output, part.axis, part.count, part.drops_axis)
+    return Part(part.source, ChosenPart(chooser, list(chooser.outputs).index(value), part))
 
 
 def _is_closed(difference: Difference) -> bool:
@@ -384,33 +435,3 @@ def _never_enlarges(factor: ir.Value, divides: bool, facts: Facts) -> bool:
     if divides:
         return low >= 1.0 or high <= -1.0
     return low >= -1.0 and high <= 1.0
-
-
-def _own_axis(part: Part, chooser: ir.Node, values: ir.Value, info: ShapeInfo) -> int:
-    """Which axis of the values stands where a chooser chooses a part; negative where they have none there."""
-    return part.axis - (len(info.sizes(chooser.outputs[0])) - len(info.sizes(values)))
-
-
-def _values_fit(values: ir.Value, part: Part, info: ShapeInfo) -> bool:
-    """Are the values, along the axis of which a chooser takes a part, as large as a part, or of size 1?"""
-    chooser = part.chooser
-    if chooser is None:
-        return True
-    shape, sizes = info.sizes(values), info.sizes(chooser.outputs[0])
-    if len(shape) > len(sizes):
-        return False
-    own = _own_axis(part, chooser, values, info)
-    axis = own + len(sizes) - len(shape)
-    return part.drops_axis or own < 0 or shape[own].const == 1 or shape[own] == sizes[axis]
-
-
-def _product(part: Part, difference: Difference, builder: Builder) -> ir.Value:
-    """The product of a side's probabilities with the values, which are repeated for all parts."""
-    info, values = builder.info, difference.values
-    if part.chooser is not None:
-        own = _own_axis(part, part.chooser, values, info)
-        if own > 0 and part.drops_axis:
-            values = builder.unsqueeze(values, [own])
-        elif own >= 0 and not part.drops_axis and info.sizes(values)[own].const != 1:
-            values = builder.concat([values] * part.count, own)
-    return builder.matmul(part.probabilities, values)

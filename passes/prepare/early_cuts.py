@@ -55,12 +55,12 @@ from fa_compiler.passes.ir.nodes import (
     sole,
     without_none,
 )
-from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
 from fa_compiler.passes.ops.context import Shape
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, element_source
 from fa_compiler.passes.ops.parts import cut_from, split_of
+from fa_compiler.passes.prepare.changes import change_found
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 BETWEEN = (*LAYOUT_OPS, "Cast", *FOUR_OPERATIONS)
@@ -70,15 +70,7 @@ LIMIT = 16
 
 def cut_early(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
     """Cut before transposing. Returns whether anything changed; then `info` does not know all of the graphs."""
-    by_graph = [(graph, list(filter(None, (_packed(node, info) for node in graph)))) for graph in graphs]
-    for graph, all_packed in by_graph:
-        builder = Builder(graph, names, info)
-        for packed in all_packed:
-            packed.move(builder)
-        if all_packed:
-            restore_order(graph)
-            sweep(graph, [node for packed in all_packed for node in packed.readers])
-    return any(all_packed for _, all_packed in by_graph)
+    return change_found(graphs, info, names, _packed, _Packed.move)
 
 
 @dataclass(frozen=True)
@@ -107,8 +99,8 @@ class _Packed:
         """The nodes that cut."""
         return list(dict.fromkeys(makers_of(cut.value for cut in self.cuts)))
 
-    def move(self, builder: Builder) -> None:
-        """Make the cuts before the Transpose, and let the readers of the old ones read them."""
+    def move(self, builder: Builder) -> list[ir.Node]:
+        """Make the cuts before the Transpose, and let the readers of the old ones read them. Returns the old ones."""
         starts = sorted({(cut.start, cut.size) for cut in self.cuts})
         parts = dict(zip(starts, self._parts([size for _, size in starts], builder), strict=True))
         for cut in self.cuts:
@@ -117,6 +109,7 @@ class _Packed:
             new = builder.squeeze(moved, [self.axis]) if cut.squeezed else moved
             for reader, place in tuple(cut.value.uses()):
                 reader.replace_input_with(place, new)
+        return self.readers
 
     def _parts(self, sizes: list[int], builder: Builder) -> Sequence[ir.Value]:
         """The parts of what is transposed."""

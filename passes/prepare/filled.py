@@ -39,23 +39,15 @@ from fa_compiler.passes.ir.nodes import (
     sole,
     text_attr,
 )
-from fa_compiler.passes.ir.surgery import restore_order, sweep
 from fa_compiler.passes.ops.parts import cut_from
+from fa_compiler.passes.prepare.changes import change_found
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 
 def join_parts(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
     """Join the parts of filled tensors. Returns whether anything changed; then `info` does not know all of the
     graphs."""
-    by_graph = [(graph, list(filter(None, (_filled(node, info) for node in graph)))) for graph in graphs]
-    for graph, all_filled in by_graph:
-        builder = Builder(graph, names, info)
-        for filled in all_filled:
-            builder.replace(filled.value, filled.join(builder))
-        if all_filled:
-            restore_order(graph)
-            sweep(graph, makers_of(filled.value for filled in all_filled))
-    return any(all_filled for _, all_filled in by_graph)
+    return change_found(graphs, info, names, _filled, _Filled.replace)
 
 
 @dataclass(frozen=True)
@@ -76,7 +68,12 @@ class _Filled:
     perm: tuple[int, ...]
     parts: tuple[_Part, ...]
 
-    def join(self, builder: Builder) -> ir.Value:
+    def replace(self, builder: Builder) -> list[ir.Node]:
+        """Put the joined parts in the place of the value. Returns the node that made it."""
+        builder.replace(self.value, self._joined(builder))
+        return makers_of([self.value])
+
+    def _joined(self, builder: Builder) -> ir.Value:
         """Case 5."""
         joined = builder.concat([part.value for part in self.parts], self.axis)
         if self.perm == tuple(range(len(self.perm))):

@@ -91,10 +91,9 @@ def _products(group: Sequence[SoftmaxAnchor], info: ShapeInfo) -> list[ir.Node]:
     """Cases 2 and 4: the products that are joined; empty where they cannot be."""
     paths = [_reads(anchor, info) for anchor in group]
     reads = [value for values, _ in paths for value in values]
-    products = list(readers_of(reads))
-    if len({types for _, types in paths}) > 1 or not _read_alone(products, reads):
-        return []
-    return products if _are_joinable([operand_at(node, 1) for node in products], info) else []
+    products, types = list(readers_of(reads)), {types for _, types in paths}
+    alone = len(types) == 1 and _read_alone(products, reads)
+    return products if alone and _are_joinable([operand_at(node, 1) for node in products], info) else []
 
 
 def _reads(anchor: SoftmaxAnchor, info: ShapeInfo) -> tuple[list[ir.Value], tuple[ir.DataType | None, ...]]:
@@ -132,7 +131,8 @@ def _read_alone(products: Sequence[ir.Node], reads: Sequence[ir.Value]) -> bool:
 def _are_joinable(values: Sequence[ir.Value], info: ShapeInfo) -> bool:
     """Case 3: do values differ in their last dimension alone, and are they not too large together?"""
     shapes = [info.sizes(value) for value in values]
-    if any(len(shape) < 2 for shape in shapes) or len({shape[:-1] for shape in shapes}) > 1:
+    others = {shape[:-1] for shape in shapes}
+    if len(others) > 1 or () in others:
         return False
     widths = all_known(shape[-1].const for shape in shapes)
     return widths is not None and sum(widths) <= MAX_HEAD_SIZE

@@ -64,6 +64,7 @@ from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
     ABSENT,
+    all_known,
     all_ops,
     certain,
     data_readers,
@@ -109,6 +110,12 @@ class Operand:
         labels = product.labels[side]
         places = {label: labels.index(label) for label in labels}
         return Operand(product.operands[side], tuple(map(places.get, wanted)))
+
+    @staticmethod
+    def behind(value: ir.Value, rank: int, info: ShapeInfo) -> Operand:
+        """A value whose dimensions are the last ones of so many."""
+        missing = rank - len(info.sizes(value))
+        return Operand(value, (*[None] * missing, *range(rank - missing)))
 
     def sizes(self, info: ShapeInfo) -> Shape:
         """The sizes in the wanted order, 1 where it has no dimension."""
@@ -261,11 +268,8 @@ def _joined_scores(anchor: SoftmaxAnchor, builder: Builder, info: ShapeInfo) -> 
 
 def _parts_of(whole: ir.Value, info: ShapeInfo) -> list[_Part]:
     """Cases 3 and 4: the parts that are joined, all of one query and one number; none where there are other parts."""
-    parts = [_score_part(value, info) for value in operands(whole.producer())]
-    known = without_none(parts)
-    if len(known) < len(parts) or len({(part.query, part.number) for part in known}) != 1:
-        return []
-    return known
+    parts = all_known(_score_part(value, info) for value in operands(whole.producer())) or []
+    return parts if len({(part.query, part.number) for part in parts}) == 1 else []
 
 
 def _concat_above(value: ir.Value, info: ShapeInfo, steps: int) -> ir.Value | None:
@@ -346,17 +350,12 @@ def _query_and_keys(
 
 def _joined_terms(parts: Sequence[_Part], keys: Joined, rank: int, builder: Builder, info: ShapeInfo) -> Joined | None:
     """Case 5: the terms of all parts, 0 where one has none."""
-    dtype, terms = info.dtype(parts[0].keys.value), [part.term for part in parts]
+    dtype, zero = info.dtype(parts[0].keys.value), ABSENT
     if dtype is None:
         return None
-    zero = ABSENT
-    if not all(terms):
+    if not all(part.term for part in parts):
         zero = builder.constant(np.zeros((1,), dtype.numpy()), "zero")
-    operands = []
-    for term in terms:
-        own = term or zero
-        missing = rank - len(info.sizes(own))
-        operands.append(Operand(own, (*[None] * missing, *range(rank - missing))))
+    operands = [Operand.behind(part.term or zero, rank, info) for part in parts]
     return Joined.of(operands, rank - 1, info, keys.lengths)
 
 
@@ -369,25 +368,17 @@ def _joined_values(anchor: SoftmaxAnchor, info: ShapeInfo) -> JoinedValues | Non
         return None
     products = _products(_in_order(cuts, probabilities, shape, info), info)
     whole = _sum_of([product.output for product in products])
-    beside = [_values_beside(product, cuts) for product in products]
-    operands = without_none(beside)
-    if whole is None or len(operands) < len(beside):
-        return None
-    values = Joined.of(operands, len(shape) - 2, info)
-    return None if values is None else JoinedValues(whole, probabilities, values)
+    operands = all_known(_values_beside(product, cuts) for product in products)
+    values = None if operands is None else Joined.of(operands, len(shape) - 2, info)
+    return None if whole is None or values is None else JoinedValues(whole, probabilities, values)
 
 
 def _products(cuts: Sequence[ir.Value], info: ShapeInfo) -> list[Contraction]:
     """Case 6: the products that read these cuts, one for each; none where one is missing."""
-    products: list[Contraction] = []
-    for cut in cuts:
-        product = contraction(only_reader(cut), info)
-        if product is None or len(product.out) != len(info.sizes(cut)):
-            return []
-        products.append(product)
-    if len({product.node for product in products}) < len(products):
-        return []
-    return products
+    products = all_known(contraction(only_reader(cut), info) for cut in cuts) or []
+    ranks = [len(info.sizes(cut)) for cut in cuts]
+    alone = len({product.node for product in products}) == len(cuts)
+    return products if alone and [len(product.out) for product in products] == ranks else []
 
 
 def _values_beside(product: Contraction, cuts: Sequence[ir.Value]) -> Operand | None:

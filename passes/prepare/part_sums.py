@@ -40,7 +40,18 @@ from fa_compiler.passes.algebra.formula import Affine, Index
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.emit.trial import Trial
-from fa_compiler.passes.ir.nodes import all_known, first, is_op, nodes_of_type, only_reader, operand_at, operands, sole
+from fa_compiler.passes.ir.nodes import (
+    ABSENT,
+    all_known,
+    first,
+    is_op,
+    nodes_of_type,
+    only_reader,
+    operand_at,
+    operands,
+    outputs_of,
+    sole,
+)
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
@@ -128,23 +139,17 @@ def _starts(node: ir.Node, info: ShapeInfo) -> list[int] | None:
     if depth != len(listed) - 1 or depth > len(shape):
         return None
     line = Positions(info, listed[:-1])
-    starts: list[int] = []
-    for axis in range(depth):
-        number = line.number(places, (*line.identity_index, Affine.number(axis, depth)))
-        if (start := _distance(number, line.identity_index[axis])) is None:
-            return None
-        starts.append(start)
-    return starts
+    numbers = (line.number(places, (*line.identity_index, Affine.number(axis, depth))) for axis in range(depth))
+    return all_known(map(_distance, numbers, line.identity_index))
 
 
 def _part_sum(node: ir.Node, info: ShapeInfo) -> PartSum | None:
     """The sum that this assignment, or a Transpose of it, makes of the scores."""
-    scores, reader = _before_assignments(node.outputs[0]), only_reader(node.outputs[0])
+    scores = _before_assignments(node.outputs[0])
     if scores is None:
         return None
-    wholes = [node.outputs[0]]
-    if is_op(reader, "Transpose"):
-        wholes.insert(0, reader.outputs[0])
+    transposed = nodes_of_type([only_reader(node.outputs[0])], "Transpose")
+    wholes = [*outputs_of(transposed), node.outputs[0]]
     return first([_sum_of_scores(whole, scores, info) for whole in wholes])
 
 
@@ -155,8 +160,8 @@ def _sum_of_scores(whole: ir.Value, scores: ir.Value, info: ShapeInfo) -> PartSu
         return None
     walk = _Elements(Positions(info, shape), scores)
     pieces = walk.read(whole, walk.own, walk.everything) or []
-    piece = sole(piece for piece in pieces if piece.addend is not None)
-    if piece is None or piece.addend is None or any(piece.place != walk.own for piece in pieces):
+    piece = sole(piece for piece in pieces if piece.addend is not ABSENT)
+    if piece is None or any(piece.place != walk.own for piece in pieces):
         return None
     margins = _margins(piece.box, shape)
     if margins is None or not _is_in_place(piece, margins, walk.own, shape, info):
@@ -179,7 +184,6 @@ def _margins(box: Box, shape: Shape) -> Margins | None:
 def _is_in_place(piece: _Piece, margins: Margins, own: Index, shape: Shape, info: ShapeInfo) -> bool:
     """Case 4: is each element of the addend added at its own place in the box? Where the box is the whole, an addend of
     size 1 is repeated."""
-    assert piece.addend is not None
     sizes = info.shape(piece.addend)
     if sizes is None or len(sizes) > len(shape) or info.dtype(piece.addend) != ir.DataType.FLOAT:
         return False  # a sum may be computed in float64 and cast back
@@ -206,11 +210,12 @@ def _before_assignments(value: ir.Value) -> ir.Value | None:
 
 
 class _Piece(NamedTuple):
-    """The elements in `box`: those of the scores at `place`, to which those of the addend, at `at`, are added."""
+    """The elements in `box`: those of the scores at `place`, to which those of the addend, at `at`, are added. Nothing
+    is added where it is ABSENT."""
 
     box: Box
     place: Index
-    addend: ir.Value | None = None
+    addend: ir.Value = ABSENT
     at: Index = ()
 
 
@@ -252,7 +257,7 @@ class _Elements:
         for (part, place), (addend, at) in (operands, operands[::-1]):
             pieces = if_known(partial(self.read, box=box), part, place)
             if pieces is not None and addend is not None and at is not None:
-                plain = all(piece.addend is None for piece in pieces)
+                plain = all(piece.addend is ABSENT for piece in pieces)
                 return [_Piece(piece.box, piece.place, addend, at) for piece in pieces] if plain else None
         return None
 

@@ -198,14 +198,16 @@ class Needs:
         mask = self.match.mask
         if self.operator == ATTENTION and (mask.nan_rows or mask.empty_rows == "zero"):
             yield Feature.ZERO_ROWS
-        elif mask.empty_rows == "nan" and self.form is MaskForm.KEY_PADDING:
-            yield Feature.NAN_ROWS_PADDING
-        elif mask.empty_rows == "nan" and self.match.dtype != ir.DataType.FLOAT:
-            yield Feature.NAN_ROWS_HALF
         elif mask.empty_rows == "nan":
-            yield Feature.NAN_ROWS
+            yield self._nan_rows()
         elif mask.nan_rows == RowGuard.NAN.nan_rows:
             yield Feature.NAN_OR_ZERO_ROWS
+
+    def _nan_rows(self) -> Feature:
+        """What it is called that a row without a key gives NaN."""
+        if self.form is MaskForm.KEY_PADDING:
+            return Feature.NAN_ROWS_PADDING
+        return Feature.NAN_ROWS if self.match.dtype == ir.DataType.FLOAT else Feature.NAN_ROWS_HALF
 
 
 def standard_attentions(match: AttentionMatch, builder: Builder, options: Options) -> list[StandardAttention]:
@@ -316,8 +318,13 @@ def _preferred(match: AttentionMatch, options: Options) -> tuple[str, ...]:
 
 def _is_window(match: AttentionMatch) -> bool:
     """Is a part of the mask a window?"""
+    return _sparse_mode(match) == WINDOW
+
+
+def _sparse_mode(match: AttentionMatch) -> int | None:
+    """The mode of the band that is a part of the mask; None where there is no band."""
     mode = match.mask.mode
-    return mode is not None and mode.sparse_mode == WINDOW
+    return None if mode is None else mode.sparse_mode
 
 
 def _step_hint(match: AttentionMatch, info: ShapeInfo, options: Options) -> str | None:
@@ -400,15 +407,14 @@ def is_step(match: AttentionMatch, options: Options) -> bool:
 
 def is_band(match: AttentionMatch, options: Options) -> bool:
     """Is the mask, or a part of it, an attribute of the operator? A single row that ends at the last key sees all."""
-    mode = match.mask.mode
-    return mode is not None and not (is_step(match, options) and mode.sparse_mode == LAST_CAUSAL)
+    mode = _sparse_mode(match)
+    return mode is not None and not (mode == LAST_CAUSAL and is_step(match, options))
 
 
 def needs_past(match: AttentionMatch, options: Options) -> bool:
     """Is the mask causal to the last key, where there are more keys than rows?"""
-    mode, space = match.mask.mode, match.space
-    rows, keys = space.size(match.roles.q_seq), space.size(match.roles.kv_seq)
-    return is_band(match, options) and mode is not None and mode.sparse_mode == LAST_CAUSAL and rows != keys
+    rows, keys = (match.space.size(axes) for axes in (match.roles.q_seq, match.roles.kv_seq))
+    return is_band(match, options) and _sparse_mode(match) == LAST_CAUSAL and rows != keys
 
 
 def _mask_forms(match: AttentionMatch, operator: str, options: Options) -> list[MaskForm]:

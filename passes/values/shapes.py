@@ -37,7 +37,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, named
-from fa_compiler.passes.ir.nodes import all_nodes, domain_of, int_attr, is_op, opset, producer, remember_imports
+from fa_compiler.passes.ir.nodes import all_nodes, domain_of, int_attr, is_op, opset, producer, remember_imports, sole
 from fa_compiler.passes.ops import RULES, Context, Fact, UnresolvedError
 from fa_compiler.passes.ops.context import (
     UNKNOWN,
@@ -143,21 +143,13 @@ class ShapeInfo:
         content = self.fact(value).content
         if content is None or content.dtype != object or content.ndim > 1:
             return None
-        if content.ndim == 0:
-            item = content.item()
-            if not isinstance(item, Dim):
-                return None
-            return item
-        return tuple(content)
+        items: tuple[Dim, ...] = tuple(content.reshape(-1))
+        return items if content.ndim else items[0]
 
     def integer(self, value: ir.Value | None) -> Dim | None:
         """The one element of a small integer tensor of rank 0 or 1; None when it is unknown."""
         content = self.content(value)
-        if isinstance(content, tuple):
-            if len(content) != 1:
-                return None
-            return content[0]
-        return content
+        return sole(content) if isinstance(content, tuple) else content
 
     def scalar(self, value: ir.Value | None) -> float | None:
         """The one element of a tensor of rank 0 or with all dims 1, when it is the same in every run.
@@ -169,12 +161,7 @@ class ShapeInfo:
         if content is None or content.size != 1:
             return None
         item = content.reshape(-1)[0]
-        if isinstance(item, Dim):
-            constant = item.const
-            if constant is None:
-                return None
-            return float(constant)
-        return float(item)
+        return if_known(float, item.const) if isinstance(item, Dim) else float(item)
 
     def fact(self, value: ir.Value | None) -> Fact:
         """All that is known of `value`, inferred now when it was not seen before."""
@@ -284,18 +271,15 @@ class ShapeInfo:
         return Fact(None, value.dtype)
 
     def _infer(self, node: ir.Node, facts: list[Fact | None]) -> Sequence[Fact]:
-        if self._functions:
-            function = self._functions.get(node.op_identifier())
-            if function is not None:
-                return self._call(node, function, facts)
+        function = self._functions.get(node.op_identifier())
+        if function is not None:
+            return self._call(node, function, facts)
         domain = domain_of(node)
         context = Context(node, facts, node.version or opset(node, domain), self._bound)
         try:
-            if domain == "" and node.op_type in ("If", "Loop", "Scan"):
+            if is_op(node, "If", "Loop", "Scan"):
                 return self._control(context)
-            rule = RULES.get((domain, node.op_type))
-            if rule is None:
-                return [_declared_rank(output) for output in node.outputs]
+            rule = RULES.get((domain, node.op_type), _unknown)
             result = rule(context)
         except UnresolvedError:
             return []
@@ -325,13 +309,11 @@ class ShapeInfo:
         return bound
 
     def _control(self, context: Context) -> Sequence[Fact]:
-        node = context.node
-        bodies = [attr.as_graph() for attr in node.attributes.values() if attr.type == ir.AttributeType.GRAPH]
-        if node.op_type == "If":
+        attributes = context.node.attributes.values()
+        bodies = [attr.as_graph() for attr in attributes if attr.type == ir.AttributeType.GRAPH]
+        if is_op(context.node, "If"):
             return self._branches(context, bodies)
-        if not bodies:
-            return []
-        return self._iterations(context, bodies[0])
+        return self._iterations(context, bodies[0]) if bodies else []
 
     def _branches(self, context: Context, bodies: Sequence[ir.Graph]) -> Sequence[Fact]:
         """The results of an If: those of the branch that every run takes, else what both branches have in common."""
@@ -347,29 +329,25 @@ class ShapeInfo:
 
     def _iterations(self, context: Context, body: ir.Graph) -> Sequence[Fact]:
         """The results of a Loop or Scan."""
-        node, form = context.node, _LoopForm.of(context.node)
-        if not 0 <= form.slices <= len(node.inputs):
+        form = _LoopForm.of(context)
+        if not 0 <= form.slices <= len(context.node.inputs):
             return []
-        states = len(node.inputs) - form.inputs_before - form.slices
-        if node.op_type == "Scan" and context.opset < 9:  # an older Scan has a batch dimension
-            states = 0
-        carried = self._walk_loop(context, body, states)
+        carried = self._walk_loop(context, body, form)
         # The other results of a body may differ from one iteration to the next, so no size of them is known.
         results = body.outputs[form.results_before :]
-        if len(carried) != states or len(results) < states:  # the body has fewer values than the operator gives it
+        if not len(carried) == form.states <= len(results):  # the body has fewer values than the operator gives it
             return []
-        known = [*carried, *[None] * (len(results) - states)]
+        known = [*carried, *[None] * (len(results) - form.states)]
         return [Fact(shape, value.dtype or self.dtype(value)) for shape, value in zip(known, results, strict=True)]
 
-    def _walk_loop(self, context: Context, body: ir.Graph, states: int) -> list[Shape | None]:
+    def _walk_loop(self, context: Context, body: ir.Graph, form: _LoopForm) -> list[Shape | None]:
         """Walk the body of a Loop or Scan, and return the shapes of its states.
 
         The states change from one iteration to the next. A state keeps a size if it starts with this size, and if the
         body returns it with this size in every iteration in which all states have their kept sizes. Ranks are treated
         alike. A slice of a Scan has the shape of its tensor without the scanned axis.
         """
-        form = _LoopForm.of(context.node)
-        first = form.inputs_before
+        first, states = form.inputs_before, form.states
         self._give_counters(context, body, states)
         carried = list(zip(body.inputs[first : first + states], body.outputs[form.results_before :], strict=False))
         starts = [context.fact(first + index) for index in range(len(carried))]
@@ -396,7 +374,7 @@ class ShapeInfo:
         of a Loop, the slices of a Scan."""
         for value in body.inputs:
             self._facts[value] = Fact(None, value.dtype)
-        if context.node.op_type == "Scan":
+        if is_op(context.node, "Scan"):
             self._give_slices(context, body, states)
             return
         for value, dtype in zip(body.inputs[:2], (ir.DataType.INT64, ir.DataType.BOOL), strict=False):
@@ -420,19 +398,23 @@ class ShapeInfo:
 
 @dataclass(frozen=True)
 class _LoopForm:
-    """What a Loop or Scan has before its states: inputs of the operator, and results of its body. A Scan has slices
-    behind its states."""
+    """The number of the states of a Loop or Scan, and what it has before them: inputs of the operator, and results of
+    its body. A Scan has slices behind its states."""
 
     inputs_before: int
     results_before: int
     slices: int
+    states: int
 
     @staticmethod
-    def of(node: ir.Node) -> _LoopForm:
+    def of(context: Context) -> _LoopForm:
         """The form of one operator. A Loop has the number of its iterations and its condition."""
-        if node.op_type == "Scan":
-            return _LoopForm(0, 0, int_attr(node, "num_scan_inputs", 0))
-        return _LoopForm(2, 1, 0)
+        inputs = len(context.node.inputs)
+        if not is_op(context.node, "Scan"):
+            return _LoopForm(2, 1, 0, inputs - 2)
+        slices = int_attr(context.node, "num_scan_inputs", 0)
+        states = inputs - slices if context.opset >= 9 else 0  # an older Scan has a batch dimension
+        return _LoopForm(0, 0, slices, states)
 
 
 def _with_unknown(sizes: tuple[Dim | None, ...] | None) -> Shape | None:
@@ -469,39 +451,29 @@ def _possible(fact: Fact) -> Fact:
     return Fact(tuple(Dim.fresh() if (dim.const or 0) < 0 else dim for dim in fact.shape), fact.dtype)
 
 
-def _declared_rank(value: ir.Value) -> Fact:
-    return Fact(fresh(if_known(len, value.shape)), value.dtype)
+def _unknown(context: Context) -> Sequence[Fact]:
+    """What is known of the results of an operator without a rule: their declared ranks and types."""
+    return [Fact(fresh(if_known(len, value.shape)), value.dtype) for value in context.node.outputs]
 
 
 def _taken(context: Context) -> ir.Graph | None:
     """The branch that an If takes in every run; None when it is unknown. TorchScript tests whether a constant size is 1
     before it squeezes the axis."""
-    condition = context.ints(0)
-    if condition is None or len(condition) != 1:
-        return None
-    name = "then_branch" if condition[0] else "else_branch"
+    condition = sole(context.ints(0))
+    name = "then_branch" if condition else "else_branch"
     branch = context.node.attributes.get(name)
-    if branch is None:
-        return None
-    return branch.as_graph()
+    return None if condition is None or branch is None else branch.as_graph()
 
 
 def _either(a: Fact, b: Fact) -> Fact:
     """What is known of a value that is one of two others."""
     dtype = a.dtype if a.dtype == b.dtype else None
-    if a.shape is None or b.shape is None or len(a.shape) != len(b.shape):
-        return Fact(None, dtype)
-    shape = tuple(x if x == y else Dim.fresh() for x, y in zip(a.shape, b.shape, strict=True))
+    shape = _with_unknown(_common_sizes(a.shape, b.shape))
     return Fact(shape, dtype, _same_content(a.content, b.content))
 
 
 def _same_content(a: Content | None, b: Content | None) -> Content | None:
-    if a is None or b is None or a.dtype != b.dtype or a.shape != b.shape:
+    """The content that two values have in common: all of it, or nothing. A NaN is equal to a NaN."""
+    if a is None or b is None or a.dtype != b.dtype:
         return None
-    if a.dtype == object:
-        same = all(x == y for x, y in zip(a.reshape(-1), b.reshape(-1), strict=True))
-    else:
-        same = np.array_equal(a, b, equal_nan=True)
-    if not same:
-        return None
-    return a
+    return a if np.array_equal(a, b, equal_nan=a.dtype != object) else None
