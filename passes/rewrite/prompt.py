@@ -112,8 +112,10 @@ def build(
     which a bias would be a mask.
 
     A call of another type than float16 or bfloat16 is cast to float16 if the user agreed to that. Raises Decline,
-    naming `node`, where the product is not known to compute the same.
+    naming `node`, where the CANN version is not known to have the operator, or the product to compute the same. The
+    version comes first: no assumption that a user vouches for helps against it.
     """
+    spec = prototype(OP, options, node)
     if call.attrs["inner_precise"] == 2 and product(options.ascend_product).name == "310P":
         reason = "some rows are masked everywhere, and what 310P gives for those is not known"
         raise Decline(Code.EMPTY_ROWS, reason, node)
@@ -138,7 +140,7 @@ def build(
         inputs |= {name: builder.cast(inputs[name], dtype) for name in floats}
     if "pse_shift" in inputs:
         inputs["pse_shift"] = _with_all_rows(inputs["pse_shift"], call, builder)
-    made = registry_node(prototype(OP, options, node), inputs, call.attrs, builder)
+    made = registry_node(spec, inputs, call.attrs, builder)
     out = made.outputs[0]
     out.name, out.dtype, out.shape = builder.names.new(f"{made.name}_attention_out"), dtype, old.shape
     builder.info.set(out, builder.info.shape(old), dtype)

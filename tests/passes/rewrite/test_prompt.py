@@ -135,16 +135,27 @@ def test_declined(case: str) -> None:
     assert [node.op_type for node in result.graph.node] == [node.op_type for node in proto.graph.node]
 
 
-def test_a_cann_without_a_prototype() -> None:
-    """The attention is declined, and the rest of the model goes on. What is advised helps."""
+@pytest.mark.parametrize(
+    "proto",
+    [
+        model(),
+        model(dtype="float32"),
+        model("masked = Add(scaled, m)", inputs=f", float16[1,{HEADS},{ROWS},{KEYS}] m"),
+    ],
+    ids=["plain", "float32", "a bias"],
+)
+def test_a_cann_without_a_prototype(proto: onnx.ModelProto) -> None:
+    """The attention is declined, and the rest of the model goes on. What is advised comes before any assumption, which
+    would not help."""
 
     def block(cann: str) -> Block:
-        return fuse(ir.from_proto(model()), Options("ascend", "310P", cann)).blocks[0]
+        return fuse(ir.from_proto(proto), Options("ascend", "310P", cann)).blocks[0]
 
     older = block("8.3")
     assert older.reason == "no variant of PromptFlashAttention is known for CANN 8.3; the first is of CANN 8.5.0-beta.1"
     assert older.hint == "--cann 8.5.0-beta.1 or newer, if your CANN is"
-    assert block("8.5.0-beta.1").status == "fused"
+    assert block("8.5.0-beta.1").reason != older.reason
+    assert fuse(ir.from_proto(model()), Options("ascend", "310P", "8.5.0-beta.1")).blocks[0].status == "fused"
 
 
 @pytest.mark.parametrize(
