@@ -13,12 +13,14 @@ import pytest
 import fa_compiler
 from fa_compiler.atc.request import AtcKeywords, Parallel, Request
 from fa_compiler.command_line.main import parser
+from fa_compiler.errors import InputError
 from fa_compiler.measuring.options import BenchKeywords, BenchOptions
 from fa_compiler.passes import Options
 from fa_compiler.passes.answer.option import as_given, options_of
 from fa_compiler.passes.answer.options import FusionKeywords
 from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions, ShardKeywords
+from fa_compiler.pipeline.keywords import names_of_python
 from fa_compiler.pipeline.options import FileKeywords, FileOptions, PassKeywords, make_options
 
 ROOT = Path(__file__).parent.parent
@@ -124,3 +126,10 @@ def test_the_command_line_has_the_options_and_their_defaults() -> None:
 def test_a_value_left_out_is_the_default() -> None:
     defaults = {name: option.default for name, option in options_of(FileOptions).items()}
     assert make_options() == make_options(**defaults) == FileOptions()
+
+
+def test_errors_in_python_name_keywords_and_keep_commands() -> None:
+    command = "`fa-compiler inspect --target ascend --cann 9.0`"
+    with pytest.raises(InputError) as caught, names_of_python(FileOptions):
+        raise InputError(f"{command} says why; give --cann with --target ascend, or --opset 23")
+    assert str(caught.value) == f'{command} says why; give `cann` with target="ascend", or `opset` 23'

@@ -69,7 +69,8 @@ class ShardedSession:
             ranks = f"{record.ranks} rank{'s' if record.ranks > 1 else ''}"
             raise InputError(
                 f"{path} is made for {ranks}, and runs on {self.communicator.size}; start it with "
-                f"mpirun -n {record.ranks}, or make it again with --sequence-parallel {self.communicator.size}"
+                f"mpirun -n {record.ranks}, or make it again with `fa-compiler shard --sequence-parallel "
+                f"{self.communicator.size}`"
             )
         self.name = str(path)
         self._outputs = [output.name for output in proto.graph.output]

@@ -19,6 +19,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin
 from fa_compiler.errors import InputError, check_keywords
 from fa_compiler.passes.answer.option import Option, options_of
 
+_COMMAND = re.compile(r"(`fa-compiler [^`]*`)")
+
 _WORDS = {
     bool: "True or False",
     int: "a whole number",
@@ -103,19 +105,25 @@ def _is_of(value: object, wanted: type) -> bool:
 @contextmanager
 def names_of_python(*records: type) -> Iterator[None]:
     """Let errors speak of the keywords of a function, where their text has the flags of the command line: `opset` in
-    the place of --opset, and target="onnx" in the place of --target onnx."""
+    the place of --opset, and target="onnx" in the place of --target onnx. A command in backticks keeps its flags."""
     try:
         yield
     except InputError as error:
-        names = {option.flag: f"`{option.name}`" for option in options_of(*records).values()}
-        told = str(error)
-        for option in options_of(*records).values():
-            if option.metavar is not None:
-                told = told.replace(f"{option.flag} {option.metavar}", f"`{option.name}`")
-        told = re.sub(r"--(target|runtime) ([a-z-]+)(?= --)", r"--\1 \2,", told)
-        told = re.sub(r"--(target|runtime) ([a-z-]+)", r'\1="\2"', told)
-        told = re.sub(r"--[a-z]+(-[a-z]+)*(?!\w)", lambda flag: names.get(flag[0], flag[0]), told)
-        raise InputError(told) from None
+        options = list(options_of(*records).values())
+        parts = _COMMAND.split(str(error))
+        told = (part if _COMMAND.fullmatch(part) else _with_keywords(part, options) for part in parts)
+        raise InputError("".join(told)) from None
+
+
+def _with_keywords(text: str, options: Sequence[Option]) -> str:
+    """A text with the keywords of options in the place of their flags."""
+    names = {option.flag: f"`{option.name}`" for option in options}
+    for option in options:
+        if option.metavar is not None:
+            text = text.replace(f"{option.flag} {option.metavar}", names[option.flag])
+    text = re.sub(r"--(target|runtime) ([a-z-]+)(?= --)", r"--\1 \2,", text)
+    text = re.sub(r"--(target|runtime) ([a-z-]+)", r'\1="\2"', text)
+    return re.sub(r"--[a-z]+(-[a-z]+)*(?!\w)", lambda flag: names.get(flag[0], flag[0]), text)
 
 
 def options_in(keywords: type, *records: type) -> list[Option]:

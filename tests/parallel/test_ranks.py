@@ -192,7 +192,9 @@ def test_sequences_that_do_not_fit(length: int, ids: int, said: str, tmp_path: P
 def test_another_number_of_ranks() -> None:
     path = sharded("llama", RANKS).path
     with pytest.raises(
-        InputError, match="is made for 3 ranks, and runs on 2; start it with mpirun -n 3, or make it again"
+        InputError,
+        match="is made for 3 ranks, and runs on 2; start it with mpirun -n 3, or make it again with "
+        "`fa-compiler shard --sequence-parallel 2`",
     ):
         run_threads(2, lambda communicator: ShardedSession(path, communicator), 20)
     with pytest.raises(InputError, match="is made for 3 ranks, and runs on 1; start"):
