@@ -62,15 +62,27 @@ def verify_nodes(model: ir.Model, given: list[ir.Node], target: str, cann: str |
     if not nodes:
         return None
     info = analyse(model)
+    platform = f"{target} with CANN {cann}" if cann and target != "ort" else target
     for node in nodes:
-        for violation in op_registry.verify(node_view(node, info), target, cann):
-            if target == "ort" and violation.extension is not None:
-                continue
-            broken = violation.refusal(target)
-            if id(node) in old:
-                raise InputError(
-                    f"the model is fused already, and not for {target}: node '{node.name}' {broken}; start from the "
-                    "original model"
-                )
-            raise InternalError(f"the fused node '{node.name}' {broken}")
+        broken = _broken(node, info, target, cann, platform)
+        if broken is None:
+            continue
+        if id(node) in old:
+            raise InputError(
+                f"the model is fused already, and not for {platform}: node '{node.name}' {broken}; start from the "
+                "original model"
+            )
+        raise InternalError(f"the fused node '{node.name}' {broken}")
     return info
+
+
+def _broken(node: ir.Node, info: ShapeInfo, target: str, cann: str | None, platform: str) -> str | None:
+    """What stands behind the name of a node in a sentence about the first constraint that it breaks."""
+    try:
+        violations = op_registry.verify(node_view(node, info), target, cann)
+    except op_registry.UnknownVariant as error:
+        return f"is refused by {platform}: {error}"
+    for violation in violations:
+        if target != "ort" or violation.extension is None:
+            return violation.refusal(platform)
+    return None

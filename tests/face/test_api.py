@@ -233,6 +233,22 @@ def test_a_node_of_the_input_that_ascend_cannot_take(tmp_path: Path) -> None:
         fa_compiler.optimize(fused.model, target="ascend")
 
 
+@pytest.mark.parametrize(
+    ("product", "dtype", "told"),
+    [
+        ("A2", TensorProto.FLOAT, r"\(seed_v2_cann8\) has no attribute 'seed'; CANN 8.5.0-alpha has it"),
+        ("310P", TensorProto.FLOAT16, "no variant of PromptFlashAttention is known for CANN 8.0; the first is of CANN "),
+    ],
+)
+def test_a_node_of_the_input_that_an_older_cann_cannot_take(product: str, dtype: int, told: str) -> None:
+    """The message names the version, because the product takes the node."""
+    fused = fa_compiler.optimize(attention(dtype), target="ascend", soc_version=product).model
+    assert fa_compiler.optimize(fused, target="ascend", soc_version=product).model == fused
+    said = f"not for {product} with CANN 8.0: node '.*' is refused by {product} with CANN 8.0: .*{told}"
+    with pytest.raises(fa_compiler.InputError, match=said):
+        fa_compiler.optimize(fused, target="ascend", soc_version=product, cann="8.0")
+
+
 def test_other_ops_of_the_domain_are_left_alone() -> None:
     model = plain()
     model.opset_import.add(domain="ascend", version=1)
