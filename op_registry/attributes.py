@@ -8,8 +8,15 @@ from typing import Any
 
 from fa_compiler.op_registry.errors import NodeError, suggestion
 from fa_compiler.op_registry.node import attr_value
-from fa_compiler.op_registry.registry import extensions_of
+from fa_compiler.op_registry.registry import extensions_of, variants
 from fa_compiler.op_registry.spec import AttrSpec, Kind, OpSpec
+
+
+def known_attrs(spec: OpSpec, name: str) -> str:
+    """The end of a message about an attribute that a prototype does not have: the CANN that has it, or else what was
+    probably meant."""
+    other = [variant.cann for variant in variants(spec.name) if name in variant.attr_names and variant.cann]
+    return f"; CANN {other[0]} has it" if other else suggestion(name, (*spec.attr_names, *extra_attrs(spec)))
 
 
 def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
@@ -22,8 +29,7 @@ def full_attrs(spec: OpSpec, attrs: Mapping[str, Any]) -> dict[str, Any]:
     extra = extra_attrs(spec)
     for name in attrs:
         if name not in spec.attr_names and name not in extra:
-            hint = suggestion(name, (*spec.attr_names, *extra))
-            raise NodeError(f"{spec.name} has no attribute {name!r}{hint}")
+            raise NodeError(f"{spec.name} has no attribute {name!r}{known_attrs(spec, name)}")
     full: dict[str, Any] = {}
     for entry in spec.attrs:
         if attrs.get(entry.name) is not None:

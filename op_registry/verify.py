@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from fa_compiler.op_registry.attributes import extra_attrs
+from fa_compiler.op_registry.attributes import extra_attrs, known_attrs
 from fa_compiler.op_registry.constraints.core import CheckedNode, Rules, text, without_empty
 from fa_compiler.op_registry.diagnostic import INVALID, NULLPTR, Diagnostic
 from fa_compiler.op_registry.errors import NodeError, suggestion
@@ -15,7 +15,7 @@ from fa_compiler.op_registry.geometry import differ
 from fa_compiler.op_registry.infer import infer
 from fa_compiler.op_registry.node import NodeView, TensorInfo, attr_value
 from fa_compiler.op_registry.products import Product, product
-from fa_compiler.op_registry.registry import extensions_of, get, later_attrs, operator, variants
+from fa_compiler.op_registry.registry import extensions_of, get, later_attrs, operator
 from fa_compiler.op_registry.spec import InputSpec, Kind, OpSpec, ProductSpec
 
 
@@ -106,9 +106,8 @@ def _attributes(spec: OpSpec, given: Mapping[str, Any]) -> tuple[dict[str, Any],
     optional = {entry.attr: entry for entry in extensions_of(spec.name) if entry.attr is not None}
     for name in given:
         if name not in spec.attr_names and name not in extra:
-            other = [each.cann for each in variants(spec.name) if name in each.attr_names and each.cann is not None]
-            hint = f"; CANN {other[0]} has it" if other else suggestion(name, (*spec.attr_names, *extra))
-            found.append(Diagnostic(name, f"{spec.name} ({spec.variant}) has no attribute {name!r}{hint}", "aclnn"))
+            told = f"{spec.name} ({spec.variant}) has no attribute {name!r}{known_attrs(spec, name)}"
+            found.append(Diagnostic(name, told, "aclnn"))
     for entry in (*spec.attrs, *extra.values()):
         value = given.get(entry.name)
         if value is None:
