@@ -158,7 +158,7 @@ def complete(
     proto: onnx.ModelProto, sizes: Sizes, gears: Sequence[Sequence[int]], name: str, may_be_open: bool
 ) -> dict[str, tuple[Size, ...]]:
     """The sizes of all inputs: those of the model, and those that the user gave for its dynamic sizes. Gears give the
-    bounds of each -1. The error asks for numbers alone, unless sizes `may_be_open`.
+    bounds of each -1. The error asks for numbers alone, unless sizes `may_be_open`, and for no range beside gears.
 
     Raises:
         InputError: the user gave nothing for a dynamic size. The message holds an --input-shape to fill in, with what
@@ -183,6 +183,8 @@ def complete(
             asked.append(f"{value.name}:{','.join(map(atc_size, sizes[value.name]))}")
     if lacking:
         ways = "a number, a range such as 1~512, or -1 for any size" if may_be_open else "a number"
+        if gears:
+            ways = "a number, or -1 for a size that each group of --dynamic-dims has"
         raise InputError(
             f"{name} has inputs with dynamic sizes; give them with --input-shape '{';'.join(asked)}', and replace "
             f"each name by {ways}"

@@ -272,6 +272,11 @@ def unmapped() -> onnx.ModelProto:
             [*SOC, "--input-shape", f"query:-1,{HEADS},1~8,{SIZE}"],
             f"with --input-shape 'query:-1,{HEADS},1~8,{SIZE};key:batch,{HEADS},seq,{SIZE};value:batch,{HEADS},seq,",
         ),
+        (
+            attention(),
+            [*SOC, "--input-shape", f"query:-1,{HEADS},-1,{SIZE}", "--dynamic-dims", "1,8;2,16"],
+            "and replace each name by a number, or -1 for a size that each group of --dynamic-dims has",
+        ),
         (plain(), [*SOC, "--input-shape", "x:3,5"], "input 'x' has the size 4 where --input-shape has 5"),
         (plain(), [*SOC, "--input-shape", "x:3"], "input 'x' has 2 dimensions, --input-shape 1"),
         (plain(), [*SOC, "--input-shape", "z:3,4"], "has no input 'z'; its inputs are x"),
