@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from fa_compiler.op_registry.diff import Difference, diff_paths
+from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.reg_op import print_op
 from fa_compiler.op_registry.registry import get, names, variants
+from fa_compiler.op_registry.runtimes import SCHEMAS
 from fa_compiler.op_registry.spec import OpSpec
 
 __all__ = ["Difference", "OpSpec", "diff_paths", "facts", "list_ops", "show"]
@@ -19,8 +21,12 @@ def show(op_type: str, cann: str | None = None) -> str:
     """The REG_OP text of an operator's newest variant, or of the variant that `cann` (a CANN version or a variant name)
     chooses.
 
-    Raises UnknownOp, UnknownVariant.
+    Raises UnknownOp, UnknownVariant. Raises RegistryError for an attention operator of other runtimes.
     """
+    if op_type in SCHEMAS:
+        raise RegistryError(
+            f"{op_type} is no operator of Ascend; `fa-compiler registry runtimes` prints what other runtimes take of it"
+        )
     return print_op(get(op_type, cann))
 
 

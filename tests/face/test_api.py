@@ -237,7 +237,11 @@ def test_a_node_of_the_input_that_ascend_cannot_take(tmp_path: Path) -> None:
     ("product", "dtype", "told"),
     [
         ("A2", TensorProto.FLOAT, r"\(seed_v2_cann8\) has no attribute 'seed'; CANN 8.5.0-alpha has it"),
-        ("310P", TensorProto.FLOAT16, "no variant of PromptFlashAttention is known for CANN 8.0; the first is of CANN "),
+        (
+            "310P",
+            TensorProto.FLOAT16,
+            "no variant of PromptFlashAttention is known for CANN 8.0; the first is of",
+        ),
     ],
 )
 def test_a_node_of_the_input_that_an_older_cann_cannot_take(product: str, dtype: int, told: str) -> None:

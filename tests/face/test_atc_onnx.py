@@ -153,7 +153,10 @@ def test_route_npu_refuses_by_node(tmp_path: Path, capsys: pytest.CaptureFixture
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "attn/FlashAttentionScore" in error
-    assert "half-attention" in error
+    assert "and this is float32; try: --assume half-attention casts query" in error
+    words = ["--route", "npu", "--assume", "half-attention", "--cann", "8.0"]
+    assert main(["atc", str(source), "-o", str(out), *SOC, *words]) == 2
+    assert "8.5.0-beta.1; try: --cann 8.5.0-beta.1 or newer, if your CANN is; try" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [source]
     assert main(["atc", str(source), "-o", str(out), *SOC, "--route", "npu", "--assume", "half-attention"]) == 0
     assert "NPUPromptFlashAttention" in (said := capsys.readouterr().out) and "assuming half-attention" in said

@@ -518,6 +518,10 @@ USAGE = {
     "unknown CANN": (["inspect", "MODEL", "--target", "ascend", "--cann", "yesterday"], "'yesterday'"),
     "abbreviated": (["inspect", "MODEL", "--expl"], "--expl"),
     "unknown op": (["registry", "show", "FlashAttentionScor"], "did you mean 'FlashAttentionScore'"),
+    "an op of other runtimes": (
+        ["registry", "show", "MultiHeadAttention"],
+        "MultiHeadAttention is no operator of Ascend; `fa-compiler registry runtimes` prints what other runtimes take",
+    ),
     "unknown variant": (["registry", "show", "FlashAttentionScore", "--cann", "x"], "'x'"),
     "diff of nothing": (["registry", "diff", "MISSING"], "missing.h"),
     "tolerance": (["verify", "MODEL", "MODEL", "--rtol", "-1"], "--rtol"),

@@ -81,8 +81,8 @@ def to_prompts(model: ir.Model, options: Options) -> dict[str, Replaced]:
                 if node.op_type != prompt.OP and node.op_type not in PARSER_PLUGINS:
                     replaced[node.name or ""] = _to_prompt(node, builder, options)
             except Decline as decline:
-                own = None if decline.hint == decline.code.advice else decline.hint
-                problems.append(problem_at(node, "; ".join(filter(None, (decline.reason, own)))))
+                own = "" if decline.hint in (None, decline.code.advice) else f"; try: {decline.hint}"
+                problems.append(problem_at(node, f"{decline.reason}{own}"))
             except UnsupportedNode as reason:
                 problems.append(problem_at(node, str(reason)))
         if not problems:
