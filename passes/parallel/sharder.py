@@ -413,7 +413,9 @@ class Sharder(Operators):
     def aligned(self, value: ir.Value | None, place: Place, rank: int, size: Dim, node: ir.Node) -> ir.Value | None:
         """The form of an operand that is broadcast to a result of this rank, whose dimension at the place has this
         size: local if the operand has it, whole if it has 1 there. The rank's part of a dimension that may be either is
-        chosen when the model runs."""
+        chosen when the model runs. Any other size, which the model cannot broadcast, has an index beyond its end: the
+        run fails, as that of the model does.
+        """
         if value is None:
             return None
         shape = self.shape(value, node)
@@ -424,9 +426,10 @@ class Sharder(Operators):
             return self.local(value, own, node)
         if not own.alone:
             raise Refusal(f"the sizes of {value.name!r} are not proven to fit the sequence", node)
-        whole, (positions, _, _) = self.whole(value, node), self.part
-        last = self.sub(self.dimension(whole, own.dim), self.ints([1]))
-        return self.gather(whole, self.smaller(positions, last), own.dim)
+        whole, (positions, length, _) = self.whole(value, node), self.part
+        found = self.dimension(whole, own.dim)
+        first_or_beyond = self.mul(self.sub(found, self.ints([1])), self.ints([2]))
+        return self.gather(whole, self.where(self.equal(found, length), positions, first_or_beyond), own.dim)
 
     def part_of_target(self, target: ir.Value, dim: int, rank: int, node: ir.Node) -> ir.Value:
         """The sizes of a Reshape or Expand whose dimension `dim` runs over the sequence, for the rank's own part.

@@ -31,7 +31,7 @@ from fa_compiler.parallel.threads import run_threads
 from fa_compiler.passes.parallel.methods import AttentionSizes, Machine, choose
 from tests.graphs import harness
 
-from .running import EXAMPLES, by_one, check, content, sharded, text
+from .running import EXAMPLES, by_one, by_ranks, check, content, sharded, text
 
 RANKS = 3
 
@@ -201,6 +201,16 @@ def test_another_number_of_ranks() -> None:
         ShardedSession(path)
     with pytest.raises(InputError, match="takes the input 'attention_mask', which is missing"):
         ShardedSession(sharded("llama", 1).path).run({"input_ids": np.ones((1, 4), np.int64)})
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_more_tokens_than_positions(ranks: int) -> None:
+    """The model has a table of 2,048 positions, and fails with more tokens. So do the ranks."""
+    feeds = {"input_ids": np.ones((1, 2050), np.int64), "attention_mask": np.ones((1, 2050), np.int64)}
+    with pytest.raises(Exception, match="invalid expand shape"):
+        by_one("bert", feeds)
+    with pytest.raises((InputError, RankError), match="out of data bounds"):
+        by_ranks(sharded("bert", ranks).path, ranks, feeds)
 
 
 def test_inputs_are_those_of_the_model() -> None:
