@@ -75,8 +75,8 @@ from fa_compiler.op_registry.geometry import UNLIMITED
 DOMAIN = "fa_compiler.parallel"
 VERSION = 1
 METADATA_KEY = "fa_compiler.parallel"
-"""The key of the metadata of a sharded model: JSON with the number of ranks, the order, and the axes of the
-sequence."""
+"""The key of the metadata of a sharded model: JSON with the number of ranks, the order, the axes of the sequence, and
+its length where the model fixes it."""
 
 SEQUENCE_PART = "SequencePart"
 ALL_GATHER = "AllGather"

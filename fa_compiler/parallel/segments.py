@@ -48,13 +48,15 @@ _KNOWN = (
 
 @dataclass(frozen=True)
 class Record:
-    """What the metadata of a sharded model say (op_registry/collectives.py)."""
+    """What the metadata of a sharded model say (op_registry/collectives.py). `length` is that of the sequence, if the
+    model fixes it."""
 
     ranks: int
     order: str
     inputs: Mapping[str, int | None]
     outputs: Mapping[str, int | None]
     caches: Mapping[str, str] = field(default_factory=dict)
+    length: int | None = None
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,8 @@ def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
     try:
         read = json.loads(text)
         axes = [dict(read[name]) for name in ("inputs", "outputs")]
-        record = Record(int(read["ranks"]), str(read["order"]), axes[0], axes[1], dict(read.get("caches", {})))
+        ranks, order, length = int(read["ranks"]), str(read["order"]), read.get("length")
+        record = Record(ranks, order, axes[0], axes[1], dict(read.get("caches", {})), length)
     except (ValueError, KeyError, TypeError):
         raise _damaged(name) from None
     if not _is_possible(record):
@@ -122,14 +125,15 @@ def record_of(proto: onnx.ModelProto, name: str) -> Record | None:
 
 
 def _is_possible(record: Record) -> bool:
-    """Whether a record says what it may say: ranks, an order, and whole numbers as axes. The caches have axes, past
-    among the inputs and present among the outputs."""
+    """Whether a record says what it may say: ranks, an order, and whole numbers as axes and length. The caches have
+    axes, past among the inputs and present among the outputs."""
     if record.ranks < 1 or record.order not in ((CYCLIC,) if record.caches else ORDERS):
         return False
     stated = [axis for axis in (*record.inputs.values(), *record.outputs.values()) if axis is not None]
     pasts = [record.inputs.get(past) for past in record.caches]
     presents = [record.outputs.get(present) for present in record.caches.values()]
-    return all(type(axis) is int for axis in (*stated, *pasts, *presents))
+    lengths = [] if record.length is None else [record.length]
+    return all(type(number) is int for number in (*stated, *pasts, *presents, *lengths))
 
 
 def _damaged(name: str) -> InputError:

@@ -93,7 +93,7 @@ class ShardedSession:
         """How the ranks divide the sequence of inputs of these shapes.
 
         Raises:
-            InputError: the inputs have sequences of several lengths, or one that is too short.
+            InputError: the inputs have sequences of several lengths, or one that is too short or not that of the model.
         """
         missing = [name for name in self.record.inputs if name not in shapes]
         if missing:
@@ -106,7 +106,13 @@ class ShardedSession:
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
             raise InputError(f"{self.name}: the inputs need sequences of one length ({told or 'there is none'})")
-        return divided(self.record.order, self.record.ranks, next(iter(lengths.values())))
+        length, fixed = next(iter(lengths.values())), self.record.length
+        if fixed is not None and length != fixed:
+            raise InputError(
+                f"{self.name} fixes the length of the sequence, {fixed} tokens, and the inputs have {length}; export "
+                "the model with an open length"
+            )
+        return divided(self.record.order, self.record.ranks, length)
 
     def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The outputs of this rank: a part of the outputs that have an axis in `record.outputs`, and the others whole.

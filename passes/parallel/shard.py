@@ -92,6 +92,8 @@ def shard(model: ir.Model, options: ParallelOptions) -> tuple[ir.Model, ShardRep
     record: dict[str, Any] = {"ranks": options.ranks, "order": order, **axes_of}
     if caches:
         record["caches"] = presents
+    elif sharder.length.const is not None:
+        record["length"] = sharder.length.const
     result.metadata_props[collectives.METADATA_KEY] = json.dumps(record)
     return result, ShardReport(
         ranks=options.ranks,

@@ -213,6 +213,20 @@ def test_more_tokens_than_positions(ranks: int) -> None:
         by_ranks(sharded("bert", ranks).path, ranks, feeds)
 
 
+def test_a_length_that_the_model_fixes(tmp_path: Path) -> None:
+    """The model takes no other one, and neither do its ranks."""
+    proto = onnx.load_model_from_string(content("llama"))
+    for value in proto.graph.input:
+        value.type.tensor_type.shape.dim[1].dim_value = 6
+    path = fa_compiler.shard(proto, tmp_path / "fixed", 1).path
+    check(by_one("llama", text("llama", 6)), ShardedSession(path).run(text("llama", 6)))
+    for length in (5, 7):
+        with pytest.raises(
+            InputError, match=f"the length of the sequence, 6 tokens, and the inputs have {length}; exp"
+        ):
+            ShardedSession(path).run(text("llama", length))
+
+
 def test_inputs_are_those_of_the_model() -> None:
     session, feeds = ShardedSession(sharded("llama", 1).path), text("llama", 4)
     with pytest.raises(InputError, match=r"takes no input 'mask' \(it takes attention_mask, input_ids\)"):
@@ -235,7 +249,13 @@ def test_damaged_models(tmp_path: Path) -> None:
     proto = onnx.load(sharded("llama", RANKS).path)
     entry = next(each for each in proto.metadata_props if each.key == collectives.METADATA_KEY)
     record = json.loads(entry.value)
-    wrong = ({"ranks": 0}, {"order": "none"}, {"order": "cyclic"}, {"order": "cyclic", "caches": {"past": "present"}})
+    wrong = (
+        {"ranks": 0},
+        {"order": "none"},
+        {"order": "cyclic"},
+        {"order": "cyclic", "caches": {"past": "present"}},
+        {"length": "6"},
+    )
     for damaged in ("", "{}", *(json.dumps({**record, **each}) for each in wrong)):
         entry.value = damaged
         (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
