@@ -186,7 +186,7 @@ def complete(
         if gears:
             ways = "a number, or -1 for a size that each group of --dynamic-dims has"
         raise InputError(
-            f"{name} has inputs with dynamic sizes; give them with --input-shape '{';'.join(asked)}', and replace "
+            f"{name} has inputs with dynamic sizes; give them with --input-shape {';'.join(asked)!r}, and replace "
             f"each name by {ways}"
         )
     return full

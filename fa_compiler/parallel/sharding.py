@@ -19,6 +19,7 @@ from fa_compiler.model_files.destination import path_of
 from fa_compiler.model_files.folder import REPORT, check_target, new_folder
 from fa_compiler.model_files.reading import LoadedModel, ModelLike, load, refuse_sharded
 from fa_compiler.model_files.writing import staging, write_model
+from fa_compiler.op_registry import DOMAIN
 from fa_compiler.op_registry.collectives import MERGE, METHODS
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes import Report
@@ -213,10 +214,12 @@ def check_request(ranks: int, method: str, methods: Sequence[str] = METHODS, lea
 
 
 def told(loaded: LoadedModel, refusal: Refusal, fusion: Report) -> str:
-    """The sentence of a refusal; an attention that was declined may be why."""
+    """The sentence of a refusal; an operator of a fused file or an attention that was declined may be why."""
     declined = [block for block in fusion.blocks if block.status == "declined" and block.kind != "convolution"]
     text = f"{loaded.name} cannot be divided along the sequence: {refusal.sentence}"
-    if declined:
+    if refusal.node is not None and refusal.node.domain == DOMAIN:
+        text += "; give the model as it was before it was fused, because this command fuses it"
+    elif declined:
         text += f"; the attention at '{declined[0].anchor}' was not fused: {declined[0].reason}"
     return text
 

@@ -30,6 +30,7 @@ from fa_compiler.pipeline.fusing import fuse_loaded
 from fa_compiler.pipeline.options import make_options
 from tests.face import genai
 from tests.face.test_merged_decoder import merged
+from tests.graphs import harness
 from tests.passes.rewrite.test_decode import VOUCHED, quantised
 
 from .decoding import Feeds, by_one, by_ranks, inputs_of
@@ -417,6 +418,14 @@ def test_inputs_without_caches(tmp_path: Path, capsys: pytest.CaptureFixture[str
     save_arrays(tmp_path / "x.npz", {"input_ids": np.array([[1]])})
     assert main(["run", str(result.path), "--inputs", str(tmp_path / "x.npz"), "--outputs", "z.npz"]) == 2
     assert "x.npz lacks the cache 'past_key_0'; give --caches the outputs of" in capsys.readouterr().err
+
+
+def test_a_file_that_was_fused_for_ascend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its operators have no rules. The command takes the original."""
+    fa_compiler.optimize(harness.load("bert__dynamon_sdpa_op20"), tmp_path / "fused.onnx", target="ascend")
+    words = ["shard", str(tmp_path / "fused.onnx"), "-o", str(tmp_path / "out"), "--sequence-parallel", "2"]
+    assert main(words) == 2
+    assert "give the model as it was before it was fused" in capsys.readouterr().err
 
 
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
