@@ -75,10 +75,10 @@ Runtime differs from itself by up to 5e-6 in float32 and 7.5e-4 in float16; bflo
 
 Round: TypeAlias = tuple[MaskKind, dict[str, np.ndarray], dict[str, Any]]
 
-EMPTY_ROW_TOLERANCE = 5e-3
-"""The least tolerance for masks with a row that is masked everywhere. Beside a mask number such as -1e4, a float32
-score keeps only ten bits behind the binary point: a difference in the last bit of a score becomes visible. The error
-of a wrong fusion is larger than this in such rows."""
+COARSE_TOLERANCE = 5e-3
+"""The least tolerance for masks whose numbers stay beside the scores that count (masks.py). Beside a mask number such
+as -1e4, a float32 score keeps only ten bits behind the binary point: a difference in the last bit of a score becomes
+visible. The error of a wrong fusion is larger than this in such rows."""
 
 MOST_NOISE = 1e-2
 """The largest difference that is taken for rounding. A wrong mask or scale makes a larger one in most models."""
@@ -140,7 +140,8 @@ class OutputComparison:
 class Comparison(Shown):
     """The result of a comparison: all outputs, in the original's order, and the tolerance. `feed` names the kind of the
     inputs, `sizes` holds their shapes, and `rounds` is the number of kinds that were tried. `blunt` is the difference
-    below which a fault would not show, if it is far above the tolerance; else 0."""
+    below which a fault would not show, if it is far above the tolerance; else 0. A comparison counts as true if every
+    output agrees, so that `assert verify(...)` asks what it seems to ask."""
 
     outputs: tuple[OutputComparison, ...]
     tolerance: float
@@ -153,6 +154,9 @@ class Comparison(Shown):
     def same(self) -> bool:
         """Whether every output agrees."""
         return all(output.fault is None for output in self.outputs)
+
+    def __bool__(self) -> bool:
+        return self.same
 
     @property
     def outcome(self) -> str:
@@ -626,9 +630,9 @@ def _only_separate(
 
 
 def _round_tolerance(tolerance: float, what: MaskKind) -> float:
-    """The tolerance of a round after the first. It is ten times larger, up to EMPTY_ROW_TOLERANCE, because rows that
+    """The tolerance of a round after the first. It is ten times larger, up to COARSE_TOLERANCE, because rows that
     attend few keys average less of their rounding errors."""
-    wide = EMPTY_ROW_TOLERANCE if what.empty_rows else min(10 * tolerance, EMPTY_ROW_TOLERANCE)
+    wide = COARSE_TOLERANCE if what.coarse else min(10 * tolerance, COARSE_TOLERANCE)
     return max(tolerance, wide)
 
 

@@ -13,6 +13,10 @@ break an assumption that the user vouches for:
     0 and -inf, the lowest      floats     binary-masks
       number, -1e9, -1e4
     the same in a whole row     floats     binary-masks, no-empty-rows, masks-dominate
+
+Most models multiply 1 - mask by a number such as -1e4. A key whose mask is 1 adds 0 then, and this key counts. In a
+row of zeros, and for a mask of 2, every score that counts has such a number added, and is rounded by it. These kinds
+are coarse.
 """
 
 from __future__ import annotations
@@ -35,11 +39,12 @@ EXCLUDING = (-np.inf, None, -1e9, -1e4)
 
 @dataclass(frozen=True)
 class MaskKind:
-    """One kind of masks: its name in a report, the function that makes it, and whether it masks whole rows."""
+    """One kind of masks: its name in a report, the function that makes it, and whether it is coarse: a large number may
+    stay beside all scores that count."""
 
     name: str
     make: Mask | None = None
-    empty_rows: bool = False
+    coarse: bool = False
 
 
 def is_mask(info: onnx.ValueInfoProto) -> bool:
@@ -55,19 +60,20 @@ def mask_kinds(inputs: Collection[onnx.ValueInfoProto], assume: Collection[str])
     whole_rows = not {NO_EMPTY_ROWS, MASKS_DOMINATE}.intersection(assume)
     yield MaskKind("masks of ones", lambda shape, dtype: np.ones(shape, dtype))
     if whole_rows:
-        yield MaskKind("masks with zeros in a whole row", _empty_row, empty_rows=True)
+        yield MaskKind("masks with zeros in a whole row", _empty_row, coarse=True)
     if BINARY_MASKS in assume:
         return
     if types - {*FLOATS, onnx.TensorProto.BOOL}:
-        yield MaskKind("masks with the ids of packed sequences", _packed)
+        yield MaskKind("masks with the ids of packed sequences", _packed, coarse=True)
         if UNBROKEN not in assume:
-            yield MaskKind("masks with numbers from -1 to 2", _small)
+            yield MaskKind("masks with numbers from -1 to 2", _small, coarse=True)
     if types.intersection(FLOATS):
         for number in EXCLUDING:
             name = "the lowest number" if number is None else f"{number:g}"
             yield MaskKind(f"masks of 0 and {name}", _excluding(number, whole_row=False))
             if whole_rows:
-                yield MaskKind(f"masks of 0 and {name}, also in a whole row", _excluding(number, whole_row=True), True)
+                row = _excluding(number, whole_row=True)
+                yield MaskKind(f"masks of 0 and {name}, also in a whole row", row, coarse=True)
 
 
 def ones_and_zeros(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:

@@ -282,7 +282,7 @@ def _below(path: Path, folder: Path, files: Iterable[Path], output: Path) -> str
         above = os.path.commonpath([file.parent for file in files])
         raise InputError(
             f"{output} cannot refer to the weights in {path}, because a model's weights have to be in its folder or "
-            f"below; write it to {above}, or let the weights be copied (--weights copy)"
+            f"below; write it to {above}, or let the weights be copied, as they are by default"
         )
     return path.relative_to(folder).as_posix()
 

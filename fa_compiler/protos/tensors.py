@@ -91,11 +91,13 @@ def make_external(tensor: onnx.TensorProto, place: str, offset: int, length: int
 class Folder:
     """The folders that may hold external data: `base`, or, if the model file is a link, the folder of its target.
 
-    Download caches keep models as such links. ONNX Runtime accepts the same folders.
+    Download caches keep models as such links. ONNX Runtime accepts the same folders. A model that was given without a
+    path has no file beside which its data lie.
     """
 
     base: Path
     roots: tuple[Path, ...]
+    has_path: bool = True
 
     @classmethod
     def of(cls, model_path: Path) -> Folder:
@@ -106,7 +108,7 @@ class Folder:
     @classmethod
     def at(cls, base: Path) -> Folder:
         """The folder for a model that was given without a path."""
-        return cls(base.absolute(), (base.resolve(),))
+        return cls(base.absolute(), (base.resolve(),), has_path=False)
 
 
 def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path:
@@ -142,8 +144,9 @@ def check_external(tensor: onnx.TensorProto, folder: Folder, model: str) -> Path
         with path.open("rb") as file:
             found = file.seek(0, os.SEEK_END)
     except OSError as error:
-        is_there = not isinstance(error, FileNotFoundError)
-        advice = "let this user read the file" if is_there else "put the file beside the model"
+        advice = "put the file beside the model" if folder.has_path else "put it there, or give the path of the model"
+        if not isinstance(error, FileNotFoundError):
+            advice = "let this user read the file"
         raise InputError(
             f"{who} needs {_told(size)} bytes of '{folder.base / place}', which cannot be read "
             f"({error.strerror or error}); {advice}"

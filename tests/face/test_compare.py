@@ -553,7 +553,8 @@ def _masked(body: str, dtype: str = "int64") -> onnx.ModelProto:
     """A model of x [B, S] and attention_mask [B, S]."""
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 17]> g (float[B,S] x, {dtype}[B,S] attention_mask) => (float[B,S] y) '
-        "<float one = {1}, float zero = {0}, int64 whole = {1}, int64[1] last = {1}, float[2] table = {1, 2}> "
+        "<float one = {1}, float zero = {0}, float large = {-1e4}, int64 whole = {1}, int64[1] last = {1}, "
+        "float[2] table = {1, 2}> "
         f"{{ {body} }}"
     )
     onnx.checker.check_model(model, full_check=True)
@@ -626,6 +627,28 @@ def test_masks_that_users_feed(name: str, tmp_path: Path, capfd: pytest.CaptureF
         assert main(["verify", str(one), str(other), "--assume", word]) == 0
         assert " rounds" in capfd.readouterr().out
     assert main(["verify", str(one), str(other), "--assume", "nothing"]) == 2
+
+
+def test_a_mask_number_beside_all_scores_that_count_rounds_them(tmp_path: Path) -> None:
+    """Where a mask of 2 adds 1e4 to every score that counts, a score keeps ten bits behind the binary point. This is no
+    difference. A fault is larger."""
+    bias = FLOAT_MASK + "r = Sub(one, m) n = Mul(r, large) e = Equal(m, zero) "
+    rounded = bias + "s = Add(x, n) t = Sub(s, n) y = Where(e, zero, t)"
+    exact = bias + "t = Identity(x) y = Where(e, zero, t)"
+    wrong = bias + "t = Mul(x, m) y = Where(e, zero, t)"
+    first, second, third = (
+        saved(_masked(body), tmp_path / f"{index}.onnx") for index, body in enumerate((rounded, exact, wrong))
+    )
+    found = compare_models(first, second)
+    assert found.same and found.rounds == 5
+    found = compare_models(first, third)
+    assert (found.same, found.feed) == (False, "masks with the ids of packed sequences")
+
+
+def test_a_comparison_counts_as_true_if_the_outputs_agree(tmp_path: Path) -> None:
+    first, second = (saved(_masked(f"y = {op}(x, x)"), tmp_path / f"{op}.onnx") for op in ("Add", "Mul"))
+    assert fa_compiler.verify(first, first)
+    assert not fa_compiler.verify(first, second)
 
 
 def test_masks_that_the_original_does_not_run_with(tmp_path: Path) -> None:
