@@ -16,6 +16,8 @@ from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 T = TypeVar("T")
 NEWER_OPSET = "export again with opset 11 or newer"
 """The hint where nodes that are made need operators of that opset."""
+OTHER_SCALE = "give it a scale other than 0 that float32 holds"
+POSITIVE_SCALE = "give it a positive scale; the weights of the query may have the sign"
 
 
 @overload

@@ -62,7 +62,7 @@ class Code(StrEnum):
     SCORES_ARE_OUTPUT = (
         "scores_are_output",
         "the score matrix is an output of the model or is read elsewhere; a fused attention beside it is slower",
-        "leave out what reads the scores: export again without them among the outputs",
+        "leave out what reads the scores, such as an output of the model",
     )
     PROBABILITIES_ARE_OUTPUT = (
         "probabilities_are_output",

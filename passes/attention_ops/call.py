@@ -20,7 +20,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes, AxisSpace
 from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import OTHER_SCALE, Decline
 from fa_compiler.passes.answer.options import Options
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder
@@ -331,7 +331,7 @@ class OpConverter:
         if scale is None:
             scale = float(np.float32(1.0 / math.sqrt(size)))
         if not SMALLEST_SCALE <= abs(scale) <= LARGEST_SCALE:
-            raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes")
+            raise self.decline(Code.SCALE, f"the scale {scale:g} overflows or vanishes", OTHER_SCALE)
         kv_heads = shared_heads(key.view, value.view, heads, space)
         output = self.node.outputs[0]
         match = AttentionMatch(

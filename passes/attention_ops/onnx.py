@@ -49,6 +49,7 @@ import onnx_ir as ir
 from fa_compiler.op_registry.sixteen_bit_kernels import GIVE_FLOAT32
 from fa_compiler.passes.algebra.axes import Arrangement
 from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.answer.decline import POSITIVE_SCALE
 from fa_compiler.passes.answer.options import BINARY_MASKS, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter, Operand
@@ -115,7 +116,7 @@ class _Attention:
         plan = self._plan(key_masks, scores)
         scale = call.given_number("scale")
         if scale is not None and scale <= 0.0:
-            raise call.decline(Code.SCALE, f"the scale {scale:g} is not positive")
+            raise call.decline(Code.SCALE, f"the scale {scale:g} is not positive", POSITIVE_SCALE)
         return ConvertedOp(call.record(q, k, v, scores, plan, scale, self._layout(query)), presents)
 
     # -- operands ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
-from fa_compiler.passes.answer.decline import Decline
+from fa_compiler.passes.answer.decline import OTHER_SCALE, Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.layout.operands import Operands
 from fa_compiler.passes.layout.views import Viewer
@@ -82,7 +82,7 @@ class FinalScores:
             _raise_to(exponent, walk)
         scale = walk.scale * (RESERVE if walk.is_unbounded else 1.0)
         if not (abs(walk.scale) >= SMALLEST_SCALE and abs(scale) <= LARGEST_SCALE):
-            raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node)
+            raise Decline(Code.SCALE, f"the scale {walk.scale:g} overflows or vanishes", path.product.node, OTHER_SCALE)
         if walk.softcap != 0.0 and not SMALLEST_SCALE <= walk.softcap <= LARGEST_SCALE:
             raise Decline(Code.SOFTCAP, f"the soft cap {walk.softcap:g} overflows or vanishes", path.product.node)
         return FinalScores(

@@ -121,6 +121,7 @@ from fa_compiler.passes.values.shapes import ShapeInfo
 MAX_DEPTH = 100
 """How deeply operators with two candidates may be nested between product and softmax."""
 SUMS = ("Add", "Sub", "Sum")
+LIMITS = ("Clip", "Max", "Min", "Relu")
 QUANTISING = ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear")
 INTEGER_PRODUCTS = {
     **dict.fromkeys(("DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"), (0, 1)),
@@ -133,6 +134,7 @@ QUANTISED = (*QUANTISED_PRODUCTS, "QLinearAdd", "QLinearMul", "QLinearWhere")
 ONE_MINUS_KEEP = Op("Sub", Number(1.0), Bind("keep"))
 KEEP_MINUS_ONE = Op("Sub", Bind("keep"), Number(1.0))
 CAP_ADVICE = "cap the scores once, before anything is added to them and before keys are masked"
+LIMIT_ADVICE = "leave it out, where the scores stay within its limits"
 MASK_ADVICE = "if masked keys are to have no weight, select instead: where(mask, scores, -inf) before the softmax"
 FACTOR_ADVICE = "multiply the query by it if it is the same for all keys, and the key if it is the same for all rows"
 PARTS_ADVICE = "join the keys, and the values, before their products, and not the scores and the results"
@@ -483,7 +485,7 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     if is_op(node, "Concat") and len(leading) > 1:
         return _joined_parts(node, leading, viewer)
     reason = f"{node.op_type} on the scores has no counterpart in the operator"
-    return Decline(Code.SCORE_TERM, reason, node, quantised_advice(node))
+    return Decline(Code.SCORE_TERM, reason, node, LIMIT_ADVICE if is_op(node, *LIMITS) else quantised_advice(node))
 
 
 def _no_product(node: ir.Node, viewer: Viewer) -> Decline:

@@ -57,7 +57,7 @@ from fa_compiler.op_registry.runtimes import (
     has_operator,
     target_for,
 )
-from fa_compiler.passes.answer.decline import Decline, attempt, label
+from fa_compiler.passes.answer.decline import POSITIVE_SCALE, Decline, attempt, label
 from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
@@ -219,7 +219,8 @@ def standard_attentions(match: AttentionMatch, builder: Builder, options: Option
         )
         raise Decline(Code.RUNTIME, reason, match.node, f"export again with opset 23 or {EXPANDED_SINCE - 1}")
     if match.scale <= 0.0:
-        raise Decline(Code.SCALE, f"the scale {match.scale:g} is not positive, and kernels take its root", match.node)
+        reason = f"the scale {match.scale:g} is not positive, and kernels take its root"
+        raise Decline(Code.SCALE, reason, match.node, POSITIVE_SCALE)
     tried = [
         attempt(partial(_as_operator, replace(match, dtype=dtype), operator, match.dtype, builder.info, options))
         for dtype in dict.fromkeys((match.dtype, ir.DataType.FLOAT))

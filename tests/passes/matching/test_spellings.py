@@ -331,6 +331,17 @@ def test_a_sum_that_is_no_chain(order: str, reason: str) -> None:
     assert reason in (blocks[0].reason or "")
 
 
+def test_scores_between_limits_or_with_a_scale_of_zero() -> None:
+    """No tensor that is added does what a Clip does, and a scale of 0 is a constant."""
+    steps = {
+        "low = Constant<value=float {-5}>() s = Clip(r, low) ": "leave it out, where the scores stay within its limits",
+        "zero = Constant<value=float {0}>() s = Mul(r, zero) ": "give it a scale other than 0 that float32 holds",
+    }
+    for step, hint in steps.items():
+        _, blocks = same(parse(PRODUCT_QK.replace("s =", "r =") + step + PLAIN, inputs=SQUARE))
+        assert (blocks[0].status, blocks[0].hint) == ("declined", hint)
+
+
 # -- Gemm that adds to its product ------------------------------------------------------------------
 
 ONE_HEAD = "float[S,8] q, float[T,8] k, float[T,8] v"
