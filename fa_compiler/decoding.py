@@ -37,6 +37,7 @@ from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.cache_names import fixed_size
+from fa_compiler.protos.metadata import ASSUMED, metadata_of
 from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]
@@ -74,6 +75,9 @@ OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind"
 
 _LEFT_OUT = ", and the session makes it if it is left out"
 _TRIMMED = "; caches that hold only the last tokens of a window are given with take_caches(.., length=all tokens)"
+
+
+_ONE_BY_ONE = ": give those of a prompt one after the other, or take the caches of a model for prompts (take_caches)"
 
 
 class DecodingSession:
@@ -401,10 +405,7 @@ class DecodingSession:
             return ""
         if sizes[rows.axis] != 1 or array.shape[rows.axis] < 2:
             return ""
-        return (
-            "; it takes one token a step: give those of a prompt one after the other, or take the caches of a model "
-            "for prompts (take_caches)"
-        )
+        return f"; it takes one token a step{_ONE_BY_ONE}"
 
     def rewind(self, length: int) -> None:
         """Forget the tokens behind the first `length` ones.
@@ -490,6 +491,11 @@ class DecodingSession:
             new = 1 if rows.axis is None else array.shape[rows.axis]
         if not batch or not new:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
+        if new > 1 and metadata_of(self._proto, ASSUMED):
+            raise InputError(
+                f"{self.name} was fused with the assumption that every run decodes one token ('decode'), and the step "
+                f"has {new}{_ONE_BY_ONE}"
+            )
         if self._batch not in (None, batch):
             raise InputError(
                 f"the caches have a batch of {self._batch}, and the step has one of {batch}; reset() begins anew"

@@ -505,6 +505,22 @@ def test_faults_of_a_step(inputs: Any, said: str) -> None:
     assert session.length == 2
 
 
+@pytest.mark.parametrize("in_place_caches", [True, False])
+def test_a_prompt_for_a_file_that_was_fused_for_one_token(in_place_caches: bool, tmp_path: Path) -> None:
+    """Its attention would give another result for several tokens without a word."""
+    original, path = genai.Decoder().model, tmp_path / "fused.onnx"
+    assume = ["decode", "separate-caches"]
+    result = fa_compiler.optimize(original, path, assume=assume, in_place_caches=in_place_caches)
+    shown = str(result.how_to_run)
+    assert '{"input_ids": [[1]]})    # one token a step' in shown and "[[1, 2, 3]]" not in shown
+    session, wanted = fa_compiler.DecodingSession(path), fa_compiler.DecodingSession(original)
+    with pytest.raises(InputError, match="one token .'decode'., and the step has 2: give those of a prompt one"):
+        session.step({"input_ids": [[1, 2]]})
+    for token in (1, 2):
+        found, logits = (each.step({"input_ids": [[token]]})["logits"] for each in (session, wanted))
+        np.testing.assert_allclose(found, logits, rtol=1e-3, atol=1e-5)
+
+
 def test_a_prompt_for_a_model_of_one_token() -> None:
     """The message says what to do with the tokens; an array that is wrong otherwise has no such advice."""
     session = fa_compiler.DecodingSession(harness.load(ONE_TOKEN))
