@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import os
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -34,8 +34,10 @@ from fa_compiler.lowering.ort.eager import ORT_ERRORS, from_ort, to_ort
 from fa_compiler.lowering.ort.own_session import OwnSession
 from fa_compiler.model_files.reading import RUN_SHARDED, ModelLike, read_proto, refuse_sharded
 from fa_compiler.model_files.temporary import TemporaryFolder
+from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.cache_names import fixed_size
+from fa_compiler.protos.metadata import ASSUMED, metadata_of
 from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]
@@ -73,6 +75,9 @@ OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind"
 
 _LEFT_OUT = ", and the session makes it if it is left out"
 _TRIMMED = "; caches that hold only the last tokens of a window are given with take_caches(.., length=all tokens)"
+
+
+_ONE_BY_ONE = ": give those of a prompt one after the other, or take the caches of a model for prompts (take_caches)"
 
 
 class DecodingSession:
@@ -135,7 +140,7 @@ class DecodingSession:
         self._proto = proto
         self._running = threading.Lock()
         self.room = room
-        self.reset()
+        self._forget()
 
     @property
     def length(self) -> int:
@@ -161,10 +166,18 @@ class DecodingSession:
 
         Both may run at the same time, in threads of their own.
         """
-        made = copy.copy(self)
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
         made._running = threading.Lock()
-        made.reset()
+        made._forget()
         return made
+
+    def __reduce__(self) -> NoReturn:
+        """A copy would write into the same buffers."""
+        raise TypeError(
+            "a DecodingSession is not copied or pickled, as its caches are buffers: `another()` makes a session over "
+            "the same model, whose take_caches(session.caches) goes on with the same tokens"
+        )
 
     def __repr__(self) -> str:
         """The name of the model, what the caches hold, and for how much they have room."""
@@ -173,7 +186,15 @@ class DecodingSession:
         return f"<DecodingSession {self.name}: {tokens}{batch}, room {self.room or 'as needed'}>"
 
     def reset(self) -> None:
-        """Forget all tokens. The next step begins anew, and may have another batch."""
+        """Forget all tokens. The next step begins anew, and may have another batch.
+
+        Raises:
+            InputError: another thread runs a step of this session.
+        """
+        with self._alone():
+            self._forget()
+
+    def _forget(self) -> None:
         self._length = 0
         self._batch: int | None = None
         self._values: dict[str, ort.OrtValue] = {}
@@ -197,13 +218,19 @@ class DecodingSession:
             InputError: the inputs do not fit the model or the caches, the buffers are full, another thread runs a step
                 of this session, or ONNX Runtime fails. The caches then hold the tokens that they held before.
         """
+        with self._alone():
+            return self._step(inputs)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep steps away from what reads or changes the caches. Raises InputError while one runs."""
         if not self._running.acquire(blocking=False):
             raise InputError(
                 "another thread runs a step of this session, which holds one conversation: `another()` gives each "
                 "thread a session of its own"
             )
         try:
-            return self._step(inputs)
+            yield
         finally:
             self._running.release()
 
@@ -222,7 +249,7 @@ class DecodingSession:
             self._session.run_with_iobinding(binding)
         except ORT_ERRORS as error:
             if not self._length:
-                self.reset()  # the caches of another batch may be right
+                self._forget()  # the caches of another batch may be right
             raise InputError(self._told_of(error, feeds, batch, new)) from None
         found = dict(zip(self._outputs, binding.get_outputs(), strict=True))
         if not self._is_proven:
@@ -281,11 +308,18 @@ class DecodingSession:
 
     @property
     def caches(self) -> dict[str, Array]:
-        """Copies of the caches by the names of the inputs: the rows of the tokens that they hold."""
-        return {
-            name: np.array(_rows(from_ort(value), self.caches_by_input[name], self._length, self._filled.get(name, 0)))
-            for name, value in self._values.items()
-        }
+        """Copies of the caches by the names of the inputs: the rows of the tokens that they hold.
+
+        Raises:
+            InputError: another thread runs a step of this session.
+        """
+        with self._alone():
+            return {
+                name: np.array(
+                    _rows(from_ort(value), self.caches_by_input[name], self._length, self._filled.get(name, 0))
+                )
+                for name, value in self._values.items()
+            }
 
     @suggests_keywords
     def take_caches(self, caches: Mapping[str, npt.ArrayLike], *, length: int | None = None) -> None:
@@ -303,7 +337,8 @@ class DecodingSession:
 
         Raises:
             InputError: a cache is missing or does not fit, the caches hold different numbers of tokens and no `length`
-                is given, or they hold more tokens. The next step raises it if it reads what a cache does not hold.
+                is given, they hold more tokens, or another thread runs a step of this session. The next step raises it
+                if it reads what a cache does not hold.
         """
         arrays = self._given_caches(caches)
         lengths = {
@@ -325,7 +360,8 @@ class DecodingSession:
                 taken._hold(name, array, room)
             else:
                 taken._values[name] = to_ort(np.array(array))
-        vars(self).update(vars(taken))
+        with self._alone():
+            vars(self).update(vars(taken) | {"_running": self._running})
 
     def _given_caches(self, caches: Mapping[str, npt.ArrayLike]) -> dict[str, Array]:
         """The caches of a caller in the types of the model. Raises InputError."""
@@ -369,23 +405,25 @@ class DecodingSession:
             return ""
         if sizes[rows.axis] != 1 or array.shape[rows.axis] < 2:
             return ""
-        return (
-            "; it takes one token a step: give those of a prompt one after the other, or take the caches of a model "
-            "for prompts (take_caches)"
-        )
+        return f"; it takes one token a step{_ONE_BY_ONE}"
 
     def rewind(self, length: int) -> None:
         """Forget the tokens behind the first `length` ones.
 
         Raises:
-            InputError: the caches hold fewer tokens, or this is no number of tokens.
+            InputError: the caches hold fewer tokens, this is no number of tokens, or another thread runs a step of this
+                session.
         """
+        with self._alone():
+            self._rewind(length)
+
+    def _rewind(self, length: int) -> None:
         if not isinstance(length, int | np.integer) or isinstance(length, bool):
             raise InputError(f"a number of tokens is an integer, not {length!r}")
         if not 0 <= length <= self._length:
             raise InputError(f"the caches hold {self._length} tokens; {length} of them cannot be kept")
         if not length:
-            self.reset()
+            self._forget()
             return
         if length < self._least:
             raise InputError(
@@ -418,7 +456,8 @@ class DecodingSession:
             if name in self.caches_by_input:
                 raise InputError(f"'{name}' is a cache, which the session holds; take_caches gives it another one")
             if name not in self._inputs:
-                raise InputError(f"{self.name} takes no input '{name}' (it takes {', '.join(self.inputs)})")
+                known = self._inputs.keys() - self.caches_by_input
+                raise InputError(f"{self.name} takes no input '{name}'{suggestion(str(name), known)}")
         missing = [f"'{name}'" for name in self.inputs if name not in inputs]
         if missing:
             told = "the input {}, which is missing" if len(missing) == 1 else "the inputs {}, which are missing"
@@ -452,6 +491,11 @@ class DecodingSession:
             new = 1 if rows.axis is None else array.shape[rows.axis]
         if not batch or not new:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
+        if new > 1 and metadata_of(self._proto, ASSUMED):
+            raise InputError(
+                f"{self.name} was fused with the assumption that every run decodes one token ('decode'), and the step "
+                f"has {new}{_ONE_BY_ONE}"
+            )
         if self._batch not in (None, batch):
             raise InputError(
                 f"the caches have a batch of {self._batch}, and the step has one of {batch}; reset() begins anew"

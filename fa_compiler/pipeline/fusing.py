@@ -27,9 +27,11 @@ from fa_compiler.model_files.foreign_types import put_back
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.model_files.writing import relocate
 from fa_compiler.passes import Options, Report, fuse
+from fa_compiler.passes.answer.options import DECODE
 from fa_compiler.passes.answer.report import Progress
 from fa_compiler.passes.values.shapes import ShapeInfo
 from fa_compiler.pipeline.options import FileOptions
+from fa_compiler.protos.metadata import ASSUMED
 
 _LOGGER = logging.getLogger("fa_compiler")
 
@@ -105,6 +107,8 @@ def fuse_loaded(
     report, info = fuse_checked(model, options, progress)
     if loaded.weights is not None:
         loaded.weights.check(by_path=True)  # the passes read the file by its path
+    if options.target == "ort" and any(DECODE in block.assumed for block in report.blocks if block.status == "fused"):
+        model.metadata_props[ASSUMED] = DECODE
     report.model, report.target = loaded.name, options.target
     report.notes[:0] = loaded.repairs
     report.changed_otherwise = bool(loaded.repairs)

@@ -23,7 +23,7 @@ from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
 from fa_compiler.protos.cache_names import has_steps, open_states
-from fa_compiler.protos.metadata import metadata_of
+from fa_compiler.protos.metadata import ASSUMED, metadata_of
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
@@ -199,10 +199,11 @@ def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto, has_one_toke
 def _steps(path: str, proto: onnx.ModelProto, has_one_token: bool, room: str = "") -> tuple[str, ...]:
     """The lines of a DecodingSession."""
     tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
+    is_one = has_one_token or metadata_of(proto, ASSUMED) is not None
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
     if not tokens or any("encoder" in info.name or "cross" in info.name for info in graph_inputs(proto)):
         step = "inputs)    # session.inputs names what a step takes, such as the new tokens"
-    elif has_one_token or any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
+    elif is_one or any(len(dims) > 1 and dims[1].dim_value == 1 for dims in tokens):
         step = '{"input_ids": [[1]]})    # one token a step; take_caches takes those of a prompt'
     session = f"session = fa_compiler.DecodingSession({_quoted(path)}{room})"
     if open_states(proto):

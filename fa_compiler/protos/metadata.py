@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import onnx
 
+ASSUMED = "fa_compiler.assumed"
+"""The key under which a model for ONNX Runtime tells that its fused attention takes one token in each run."""
+
 
 def metadata_of(owner: onnx.ModelProto | onnx.NodeProto, key: str) -> str | None:
     """The text under a key; None where there is none."""

@@ -71,6 +71,7 @@ from fa_compiler.passes.matching.sinks import Sink
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 NORMS = (14, 15)
 VALID_ROWS = 16
+ONE_TOKEN_HINT = f"--assume {DECODE} if every run decodes one token"
 
 
 def convert(call: OpConverter) -> ConvertedOp:
@@ -326,8 +327,9 @@ def _check(call: OpConverter) -> None:
     if reason is not None:
         raise call.decline(Code.READY_MADE, reason)
     if _window_size(call) > 0 and not (_streamed(call) or (past and _single(call))):
-        reason = "here ONNX Runtime moves the window of rows behind a batch's end back to that end"
-        raise call.decline(Code.READY_MADE, reason)
+        reason = "ONNX Runtime gives the padding behind a prompt the window of the prompt's last token here"
+        is_open = past and call.size(call.required_input(0), 1) is None
+        raise call.decline(Code.READY_MADE, reason, ONE_TOKEN_HINT if is_open else None)
 
 
 def _has_other_caches(call: OpConverter) -> bool:
@@ -343,8 +345,8 @@ def _check_quantised(call: OpConverter) -> None:
     if rows is not None and rows > 1:
         return
     if not _single(call):
-        hint = f"--assume {DECODE} if every run decodes one token"
-        raise call.decline(Code.READY_MADE, "int8 caches are read by IncreFlashAttention, which takes one row", hint)
+        reason = "int8 caches are read by IncreFlashAttention, which takes one row"
+        raise call.decline(Code.READY_MADE, reason, ONE_TOKEN_HINT)
     what = ""
     if _has_sink(call) or call.has_input(ADDEND):
         what = "sinks and biases"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -113,9 +115,12 @@ def recurrent(grows: int = 0) -> onnx.ModelProto:
 
 
 def test_a_step_within_a_step_is_refused() -> None:
-    """As it comes from a second thread, which would write into the same caches."""
+    """As it comes from a second thread, which would write into the same caches, or forget them meanwhile."""
     session = fa_compiler.DecodingSession(recurrent())
     run, rows = session._session, {"x": np.ones((1, 1, 4), np.float32)}
+
+    def take() -> None:
+        session.take_caches({"past_sum": rows["x"]})
 
     class Meeting:
         """The session of ONNX Runtime, in which another step begins while one runs."""
@@ -126,12 +131,23 @@ def test_a_step_within_a_step_is_refused() -> None:
         def run_with_iobinding(self, binding: Any) -> None:
             with pytest.raises(InputError, match="another thread runs a step of this session, which"):
                 session.step(rows)
+            for meets in (session.reset, lambda: session.rewind(0), lambda: session.caches, take):
+                with pytest.raises(InputError, match="another thread runs a step of this session, which"):
+                    meets()
             session.another()._running.acquire()
             run.run_with_iobinding(binding)
 
     session._session = Meeting()  # type: ignore[assignment]
     session.step(rows)
     assert session.step(rows)["y"][0, 0, 0] == 4 and session.length == 2
+
+
+@pytest.mark.parametrize("made", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_copy_is_refused(made: Callable[[Any], Any]) -> None:
+    """Its steps would overwrite the rows of the first session."""
+    session = fa_compiler.DecodingSession(recurrent())
+    with pytest.raises(TypeError, match=r"as its caches are buffers: `another\(\)` makes a session over"):
+        made(session)
 
 
 def test_a_number_of_threads_that_takes_all_memory() -> None:
@@ -448,7 +464,7 @@ def test_rewind_and_take_caches(form: str) -> None:
     "inputs, said",
     [
         ({}, "takes the input 'input_ids', which is missing"),
-        ({"ids": [[1]]}, r"takes no input 'ids' \(it takes input_ids\)"),
+        ({"ids": [[1]]}, "takes no input 'ids'; known are attention_mask, input_ids, position_ids$"),
         ({"input_ids": [[1]], "past_key_0": [0]}, "'past_key_0' is a cache, which the session holds"),
         ({"input_ids": [[1.5]]}, "input 'input_ids' is float64, but the model takes int64"),
         (None, r"a step takes a dictionary of arrays by the names of inputs \(input_ids\); this is None"),
@@ -476,6 +492,8 @@ def test_rewind_and_take_caches(form: str) -> None:
         ({"input_ids": [[1], [2]]}, "the caches have a batch of 1, and the step has one of 2; reset"),
         ({"input_ids": [[10**6]]}, "'input_ids' holds 1000000, and .* knows the numbers up to 98"),
         ({"input_ids": [[-100]]}, "'input_ids' holds -100, and .* knows the numbers from -99 upwards"),
+        ({"atention_mask": [[1] * 3]}, "takes no input 'atention_mask', did you mean 'attention_mask'"),
+        ({0: [[1]]}, "takes no input '0'; known are attention_mask"),
     ],
 )
 def test_faults_of_a_step(inputs: Any, said: str) -> None:
@@ -485,6 +503,22 @@ def test_faults_of_a_step(inputs: Any, said: str) -> None:
     with pytest.raises(InputError, match=said):
         session.step(given)
     assert session.length == 2
+
+
+@pytest.mark.parametrize("in_place_caches", [True, False])
+def test_a_prompt_for_a_file_that_was_fused_for_one_token(in_place_caches: bool, tmp_path: Path) -> None:
+    """Its attention would give another result for several tokens without a word."""
+    original, path = genai.Decoder().model, tmp_path / "fused.onnx"
+    assume = ["decode", "separate-caches"]
+    result = fa_compiler.optimize(original, path, assume=assume, in_place_caches=in_place_caches)
+    shown = str(result.how_to_run)
+    assert '{"input_ids": [[1]]})    # one token a step' in shown and "[[1, 2, 3]]" not in shown
+    session, wanted = fa_compiler.DecodingSession(path), fa_compiler.DecodingSession(original)
+    with pytest.raises(InputError, match="one token .'decode'., and the step has 2: give those of a prompt one"):
+        session.step({"input_ids": [[1, 2]]})
+    for token in (1, 2):
+        found, logits = (each.step({"input_ids": [[token]]})["logits"] for each in (session, wanted))
+        np.testing.assert_allclose(found, logits, rtol=1e-3, atol=1e-5)
 
 
 def test_a_prompt_for_a_model_of_one_token() -> None:

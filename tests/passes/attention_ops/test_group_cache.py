@@ -370,7 +370,7 @@ REFUSED: dict[str, tuple[Case, tuple[str, ...], str, str]] = {
         Case(dtype="float16", attrs={"local_window_size": 2}),
         (SEPARATE,),
         "ready_made",
-        "window of rows",
+        "padding behind a prompt",
     ),
     "int8 of several rows": (Case(quantised="PER_TENSOR"), (SEPARATE,), "ready_made", "one row"),
     "int8 and a window": (
@@ -405,6 +405,16 @@ def test_refused(name: str) -> None:
     assert (block.status, block.code) == ("declined", code)
     assert words in (block.reason or "")
     assert [node.op_type for node in result.graph.node] == ["GroupQueryAttention"]
+
+
+def test_a_window_that_a_step_has() -> None:
+    """The report names the assumption under which a file for prompts and steps is fused for its steps."""
+    case = Case(dtype="float16", attrs={"local_window_size": 2})
+    _, report = fused(case.model(), assume=(SEPARATE,))
+    assert report.blocks[0].hint == "--assume decode if every run decodes one token"
+    check(case, (SEPARATE, DECODE))
+    _, report = fused(replace(case, length=4).model(), assume=(SEPARATE,))
+    assert report.blocks[0].hint != "--assume decode if every run decodes one token"
 
 
 @pytest.mark.parametrize("name", ["past_key", "past_value", "q"])

@@ -133,8 +133,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
         "empty_rows",
         "has one key",
     ),
-    "window without presents": ({"local_window_size": 2}, "ready_made", "window of rows"),
-    "window and sink": ({"local_window_size": 2, "sink": SINK, "outputs": EVERYTHING}, "ready_made", "window of rows"),
+    "window without presents": ({"local_window_size": 2}, "ready_made", "padding behind a prompt"),
+    "window and sink": (
+        {"local_window_size": 2, "sink": SINK, "outputs": EVERYTHING},
+        "ready_made",
+        "padding behind a prompt",
+    ),
     "empty window": ({"local_window_size": 0}, "ready_made", "window of no keys"),
 }
 
