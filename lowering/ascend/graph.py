@@ -49,7 +49,9 @@ def known_sizes(shape: tuple[int, ...] | None) -> tuple[int | None, ...] | None:
 
 def ge_shape(sizes: Sequence[Dim] | None) -> tuple[int, ...] | None:
     """The inverse: a shape with UNKNOWN for a size that is no number."""
-    return None if sizes is None else tuple(size if isinstance(size, int) else UNKNOWN for size in sizes)
+    if sizes is None:
+        return None
+    return tuple(size if isinstance(size, int) else UNKNOWN for size in sizes)
 
 
 def absent(name: str) -> TensorDesc:

@@ -468,11 +468,7 @@ def _joined_parts(node: ir.Node, parts: list[ir.Value], viewer: Viewer) -> Decli
 def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     """Why an operator is no step of the grammar."""
     if addends := _addends(node):
-        late = [value for value in operands(node)[2:] if _leads_to_product(value, viewer)]
-        if late:
-            reason = f"Sum adds its first two operands to each other, and {late[0].name!r}, the scores, to their sum"
-            return Decline(Code.SCORE_TERM, reason, node, "make the scores the first operand of the Sum")
-        return _no_path(node, [value for _, value in addends], viewer)
+        return _no_addend(node, viewer) or _no_path(node, [value for _, value in addends], viewer)
     if is_op(node, "Where"):
         return _no_selection(node, viewer)
     leading = [value for value in inputs_of(node) if _leads_to_product(value, viewer)]
@@ -485,7 +481,17 @@ def _no_step(node: ir.Node, viewer: Viewer) -> Decline:
     if is_op(node, "Concat") and len(leading) > 1:
         return _joined_parts(node, leading, viewer)
     reason = f"{node.op_type} on the scores has no counterpart in the operator"
-    return Decline(Code.SCORE_TERM, reason, node, LIMIT_ADVICE if is_op(node, *LIMITS) else quantised_advice(node))
+    advice = LIMIT_ADVICE if is_op(node, *LIMITS) else quantised_advice(node)
+    return Decline(Code.SCORE_TERM, reason, node, advice)
+
+
+def _no_addend(node: ir.Node, viewer: Viewer) -> Decline | None:
+    """Why a Sum whose third or later operand is the scores adds no term to them; None for any other sum."""
+    late = [value for value in operands(node)[2:] if _leads_to_product(value, viewer)]
+    if not late:
+        return None
+    reason = f"Sum adds its first two operands to each other, and {late[0].name!r}, the scores, to their sum"
+    return Decline(Code.SCORE_TERM, reason, node, "make the scores the first operand of the Sum")
 
 
 def _no_product(node: ir.Node, viewer: Viewer) -> Decline:
