@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
@@ -35,6 +36,7 @@ from fa_compiler.passes.emit.operators import AttrValue, Operators
 from fa_compiler.passes.ir.nodes import (
     RANDOM,
     STANDARD,
+    all_nodes,
     certain,
     elsewhere,
     graph_opset,
@@ -276,8 +278,9 @@ class Sharder(Operators):
             raise Refusal(f"it mixes the sequence: each rank would need {value.name!r} of all tokens", None)
 
     def _clone_whole(self, value: ir.Value, node: ir.Node) -> ir.Value:
-        if is_op(node, *RANDOM) and not drops_nothing(node):
-            raise Refusal("it draws random numbers", node)
+        for inner in chain([node], *map(all_nodes, subgraphs(node))):
+            if is_op(inner, *RANDOM) and not drops_nothing(inner):
+                raise Refusal("it draws random numbers", inner)
         inputs = _forms(node.inputs, self._whole)
         attrs = None
         if subgraphs(node):

@@ -82,6 +82,12 @@ def branch(op: str) -> onnx.GraphProto:
     return helper.make_graph(inner, op, [], [y])
 
 
+def drawing(name: str) -> onnx.GraphProto:
+    """A branch that draws a number for each feature."""
+    y = helper.make_tensor_value_info(name, TensorProto.FLOAT, [WIDTH])
+    return helper.make_graph([node("RandomNormal", "", name, shape=[WIDTH])], name, [], [y])
+
+
 SHAPE = [node("Shape", "x", "shape"), node("Gather", "shape one", "seq"), node("Gather", "shape zero", "bat")]
 SIZES = {"one": ints(1), "zero": ints(0)}
 
@@ -511,6 +517,13 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         {},
         3,
         "node 'RandomNormalLike_r' (RandomNormalLike): it is not known how the operator treats the sequence",
+    ),
+    "random numbers in a branch": (
+        [node("ReduceMax", "ids", "m", keepdims=0), node("Cast", "m", "c", to=TensorProto.BOOL)]
+        + [node("If", "c", "n", then_branch=drawing("one"), else_branch=drawing("other")), node("Add", "x n")],
+        {},
+        3,
+        "node 'RandomNormal_other' (RandomNormal): it draws random numbers",
     ),
     "joined tokens": (
         [node("MatMul", "x w", "h"), node("Concat", "h h", axis=1)],
