@@ -166,11 +166,7 @@ class _Finder:
         divergence = self._divergence(strangers)
         if not self.gradients and divergence is None:
             return None
-        if self.match.sink is not None:
-            raise PairDecline(Code.TRAINING, "the gradient of an attention with a sink is not fused", self.match.node)
-        for factor in (*self.match.query_factors, *self.match.output_factors):
-            reason = "the gradient of an attention with a factor that is no number known before the run is not fused"
-            raise PairDecline(Code.TRAINING, reason, factor.node)
+        self._check_forward()
         for gradient in self.gradients:
             # Only the values can be computed from their own gradient: every other gradient depends on its operand
             # through P.
@@ -312,6 +308,17 @@ class _Finder:
         return Gradient(role, product.node, tensor.quantity, targets)
 
     # -- what has to hold -----------------------------------------------------------------------
+
+    def _check_forward(self) -> None:
+        """Decline an attention with what its gradient does not have."""
+        if self.match.sink is not None:
+            raise PairDecline(Code.TRAINING, "the gradient of an attention with a sink is not fused", self.match.node)
+        on_scores = "a factor on the scores that is no number known before the run"
+        told = ((self.match.query_factors, on_scores), (self.match.output_factors, "a factor behind the softmax"))
+        for factors, what in told:
+            if factors:
+                reason = f"the gradient of an attention with {what} is not fused"
+                raise PairDecline(Code.TRAINING, reason, factors[0].node)
 
     def _foreign(self, value: ir.Value, reader: ir.Node | None) -> Decline:
         """Why the pair cannot be fused, given a reader that does not belong to the gradient."""

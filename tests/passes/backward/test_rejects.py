@@ -548,6 +548,25 @@ def test_a_factor_that_is_no_number(changes: Mapping[str, str]) -> None:
         assert_close(got[name], value, 1e-5)
 
 
+TOLD = {
+    "one number on the probabilities": (
+        {"y": "ph = Mul(p, c2) y = MatMul(ph, v)", "pt": "pt = Transpose<perm=[0,1,3,2]>(ph)"}
+        | {"dp": "dh = MatMul(g, vt) dp = Mul(dh, c2)"},
+        "a factor behind the softmax",
+    ),
+    "of each head on the scores": (
+        FACTORS["of each head on the scores"],
+        "a factor on the scores that is no number known before the run",
+    ),
+}
+
+
+@pytest.mark.parametrize(("changes", "told"), TOLD.values(), ids=TOLD)
+def test_what_is_said_of_a_factor(changes: Mapping[str, str], told: str) -> None:
+    original = model({"kt": f"h = Sigmoid(h0) {BODY['kt']}", **changes}, "float[4,1,1] h0")
+    assert f"the gradient of an attention with {told} is not fused" in (fused_pair(original)[1].blocks[0].reason or "")
+
+
 READ_ELSEWHERE = [
     ("p", Code.PROBABILITIES_ARE_OUTPUT),
     ("ds", Code.TRAINING),
