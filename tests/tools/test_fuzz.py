@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import subprocess
 import sys
@@ -12,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from fa_compiler.lowering.ascend.onnx_route import plugin_reads
+from fa_compiler.passes.ops.contrib import POINTWISE_CONTRIB
 from tests.systems import LIMITS
-from tools.fuzz import checks
+from tools.fuzz import checks, rules
 from tools.fuzz.__main__ import main
 from tools.fuzz.corpus import corpus
 from tools.fuzz.engine import _runtime_asks_too_much
@@ -44,6 +46,14 @@ def test_a_rule_of_the_front_end_that_is_missing(op_type: str, monkeypatch: pyte
     monkeypatch.setattr(plugin_reads, "CASES", cases)
     titles = {outcome.finding.title for seed in drawn if (outcome := checked(kind, seed)).finding is not None}
     assert any(op_type in title for title in titles)
+
+
+def test_operators_of_onnx_runtime_are_drawn_in_its_domain() -> None:
+    """Without it ONNX Runtime refuses the model, and the draw is left out."""
+    cases = [case for seed in range(80) if (case := rules.drawn(random.Random(seed))) is not None]
+    nodes = [node for case in cases for node in case.model.graph.node if node.op_type in POINTWISE_CONTRIB]
+    assert "com.microsoft" in {node.domain for node in nodes}
+    assert {node.domain for node in nodes if node.op_type != "Gelu"} == {"com.microsoft"}  # Gelu is in ai.onnx, too
 
 
 def test_what_is_left_out_of_the_measure_is_there() -> None:

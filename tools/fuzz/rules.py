@@ -733,7 +733,7 @@ class _Builder:
         assert d.schema is not None
         count = 2 if d.op == "Split" else d.rng.randint(1, d.schema.outputs) if d.flip(0.3) else 1
         outputs = [f"y{number}" for number in range(count)]
-        self.nodes.append(helper.make_node(d.op, names, outputs, "node", d.domain, **d.attrs))
+        self.nodes.append(helper.make_node(d.op, names, outputs, "node", domain=d.domain, **d.attrs))
         results = [onnx.ValueInfoProto(name=name) for name in outputs]
         graph = helper.make_graph(self.nodes, "rule", self.inputs, results, self.weights)
         opsets = [helper.make_opsetid("", d.opset), helper.make_opsetid(CONTRIB, 1)]
