@@ -9,6 +9,7 @@ Each rule says for which demands it holds:
     products         rows of the left or columns of the right operand of a MatMul or Gemm, a batch dimension of both;
                      the letter of an Einsum that is in its result
     Conv             windows of one token, of step 1 and without padding
+    rotation         tokens that have a position each
     quantisation     one scale, or scales along other dimensions
 
 A demand that is not in this list is refused, or taken out of the whole value (sharder.py).
@@ -22,6 +23,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
+    STANDARD,
     input_of,
     int_attr,
     ints_attr,
@@ -268,6 +270,21 @@ def one_hot(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Va
         raise Refusal("the sequence is the range of its numbers", node)
     dim = place.dim - (place.dim > axis)
     return _with_first_local(sharder, node, place.at(dim)).outputs[output]
+
+
+@local_rule("RotaryEmbedding")
+def rotary(sharder: Sharder, node: ir.Node, output: int, place: Place) -> ir.Value:
+    """Each token of [B, S, ..] or [B, N, S, D] is turned by the row of the tables that its position names, or by its
+    own row of tables [B, S, ..]."""
+    tokens = len(sharder.shape(needed(node, 0), node)) - 2
+    tables, positions = ((1, 2), 3) if node.domain in STANDARD else ((2, 3), 1)
+    given = input_of(node, positions)
+    if place.dim != tokens:
+        raise Refusal("the sequence is not among its tokens", node)
+    if int_attr(node, "is_packed_batching", 0) or (given is not None and len(sharder.shape(given, node)) != 2):
+        raise Refusal("it counts the positions of its tokens by itself", node)
+    rows = tables if given is None else (positions,)
+    return _with_local(sharder, node, place, {0: tokens, **dict.fromkeys(rows, 1)}).outputs[output]
 
 
 @local_rule("Conv")

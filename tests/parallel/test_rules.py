@@ -28,6 +28,7 @@ X = RNG.standard_normal((BATCH, LENGTH, WIDTH)).astype(np.float32)
 W = RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32)
 IDS = RNG.integers(0, 7, (BATCH, LENGTH))
 TABLE = RNG.standard_normal((7, WIDTH)).astype(np.float32)
+ANGLES = RNG.standard_normal((LENGTH, 4)).astype(np.float32)
 
 
 def node(op: str, inputs: str, output: str = "y", **attrs: Any) -> onnx.NodeProto:
@@ -319,6 +320,18 @@ PARTS: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int]] = {
         {"p": RNG.standard_normal((1, LENGTH, WIDTH)).astype(np.float32), "g": W[0]},
         3,
     ),
+    "rotated heads": (
+        [node("RotaryEmbedding", "x ids cos sin", domain="com.microsoft")],
+        {"cos": np.cos(ANGLES), "sin": np.sin(ANGLES)},
+        3,
+    ),
+    "rotated heads before the tokens": (
+        [node("Reshape", "x heads", "r"), node("Transpose", "r", "t", perm=[0, 2, 1, 3])]
+        + [node("RotaryEmbedding", "t ids cos sin", "h", domain="com.microsoft", interleaved=1)]
+        + [node("Transpose", "h", perm=[0, 2, 1, 3])],
+        {"heads": ints(0, 0, 3, 8), "cos": np.cos(ANGLES), "sin": np.sin(ANGLES)},
+        4,
+    ),
     "one hot": (
         [node("OneHot", "ids depth values", "h", axis=-1), node("MatMul", "h t")],
         {"depth": np.array(7), "values": np.array([0, 1], np.float32), "t": TABLE},
@@ -452,6 +465,20 @@ def test_opset_11(nodes: list[onnx.NodeProto], tmp_path: Path) -> None:
     check(expected, found)
 
 
+@pytest.mark.parametrize("positions", [True, False])
+def test_heads_that_are_rotated_by_onnx(positions: bool, tmp_path: Path) -> None:
+    """Tables by position, and tables with a row for each token."""
+    rotated = node("RotaryEmbedding", "h cos sin ids", num_heads=3)
+    nodes = [node("MatMul", "x w", "h"), rotated]
+    if not positions:
+        rotated.input[:] = ["h", "c", "s"]
+        nodes[1:] = [node("Gather", "cos ids", "c"), node("Gather", "sin ids", "s"), rotated]
+    made = model(nodes, {"w": W, "cos": np.cos(ANGLES), "sin": np.sin(ANGLES)}, 3)
+    made.opset_import[0].version = 23
+    expected, found, _ = both(made, tmp_path)
+    check(expected, found)
+
+
 def test_a_slice_by_int32(tmp_path: Path) -> None:
     made = model(*WHOLE["the last tokens"])
     for tensor in made.graph.initializer:
@@ -524,6 +551,12 @@ MIXED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array], int, str]] = {
         {},
         3,
         "node 'RandomNormal_other' (RandomNormal): it draws random numbers",
+    ),
+    "heads that are rotated from one position on": (
+        [node("RotaryEmbedding", "x start cos sin", domain="com.microsoft")],
+        {"start": ints(0), "cos": np.cos(ANGLES), "sin": np.sin(ANGLES)},
+        3,
+        "node 'RotaryEmbedding_y' (RotaryEmbedding): it counts the positions of its tokens by itself",
     ),
     "joined tokens": (
         [node("MatMul", "x w", "h"), node("Concat", "h h", axis=1)],

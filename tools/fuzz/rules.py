@@ -654,6 +654,23 @@ def _biased(d: Draw) -> list[Operand | None]:
     return [base, *([Operand(base.shape[-1:], own)] if d.op == "BiasGelu" or d.flip() else [])]
 
 
+def _rotary(d: Draw) -> list[Operand | None]:
+    """Heads side by side or before the tokens, and a position of each token, or of the first one, or none."""
+    batch, heads, size = d.rng.choice((1, 2, 3)), d.rng.choice((1, 2, 3)), d.rng.choice((4, 8))
+    tokens, rows = 1, d.length + 3
+    shape: tuple[int, ...] = (batch, d.length, heads * size)
+    if d.flip():
+        tokens, shape = 2, (batch, heads, d.length, size)
+    d.attrs["interleaved"] = d.rng.randint(0, 1)
+    x, table = Operand(shape, tokens), Operand((rows, size // 2))
+    positions = Operand((batch, d.length), 1, d.numbers.integers(0, rows, (batch, d.length)))
+    if d.domain == CONTRIB:
+        return [x, positions if d.flip(0.8) else d.ints(2), table, table]
+    d.attrs |= {"num_heads": heads} if tokens == 1 else {}
+    own = Operand((batch, d.length, size // 2), 1)
+    return [x, table, table, positions] if d.flip() else [x, own, own]
+
+
 REDUCTIONS = ("Sum", "Mean", "Max", "Min", "Prod", "L1", "L2", "LogSum", "LogSumExp", "SumSquare")
 FORMS: dict[str, WHOLE] = {
     "Dropout": _dropout,
@@ -690,6 +707,7 @@ FORMS: dict[str, WHOLE] = {
     "Slice": _slice,
     "Pad": _pad,
     **dict.fromkeys(("BiasGelu", "FastGelu"), _biased),
+    "RotaryEmbedding": _rotary,
 }
 """The shapes that an operator takes. One that is not listed takes operands that are broadcast to each other."""
 
