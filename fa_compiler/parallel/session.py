@@ -98,11 +98,12 @@ class ShardedSession:
         missing = [name for name in self.record.inputs if name not in shapes]
         if missing:
             raise InputError(f"{self.name} takes the input '{missing[0]}', which is missing")
-        lengths = {
-            name: shapes[name][axis]
-            for name, axis in self.record.inputs.items()
-            if axis is not None and len(shapes[name]) > axis
-        }
+        axes = {name: axis for name, axis in self.record.inputs.items() if axis is not None}
+        for name, axis in axes.items():
+            if len(shapes[name]) <= axis:
+                told = f"has the shape {list(shapes[name])}, and its sequence is dimension {axis}"
+                raise InputError(f"{self.name}: the input '{name}' {told}")
+        lengths = {name: shapes[name][axis] for name, axis in axes.items()}
         if len(set(lengths.values())) != 1:
             told = ", ".join(f"'{name}' has {length}" for name, length in lengths.items())
             raise InputError(f"{self.name}: the inputs need sequences of one length ({told or 'there is none'})")
@@ -238,7 +239,7 @@ class ShardedSession:
 
     def gather(self, outputs: Mapping[str, Array], inputs: Mapping[str, Array]) -> dict[str, Array]:
         """The whole outputs of `run(inputs)` on rank 0; an empty dictionary on the other ranks. Raises RankError."""
-        return self.gather_parts(outputs, self.parts(shapes_of(inputs)))
+        return self.gather_parts(outputs, self.parts(shapes_of(self._arrays(inputs))))
 
     def gather_parts(self, outputs: Mapping[str, Array], parts: Parts) -> dict[str, Array]:
         """`gather`, for the outputs of `run_part`."""

@@ -231,9 +231,11 @@ def test_inputs_are_those_of_the_model() -> None:
     session, feeds = ShardedSession(sharded("llama", 1).path), text("llama", 4)
     with pytest.raises(InputError, match=r"takes no input 'mask' \(it takes attention_mask, input_ids\)"):
         session.run({**feeds, "mask": 1})
+    with pytest.raises(InputError, match=r"the input 'input_ids' has the shape \[4\], and its sequence is dimension 1"):
+        session.run({**feeds, "input_ids": feeds["input_ids"][0]})
     lists = {name: array.tolist() for name, array in feeds.items()}
     for name, array in session.run(feeds).items():
-        np.testing.assert_array_equal(session.run(lists)[name], array)
+        np.testing.assert_array_equal(session.gather(session.run(lists), lists)[name], array)
 
 
 def test_a_model_of_one_rank_needs_no_mpi(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
