@@ -28,8 +28,9 @@ import onnx_ir as ir
 
 from fa_compiler.op_registry import TensorInfo, collectives, full_attrs, get, place_inputs
 from fa_compiler.op_registry.collectives import RING, STATISTICS
+from fa_compiler.op_registry.constraints.training import COMPRESSED_ROWS
 from fa_compiler.op_registry.geometry import SEQUENCE_AXIS, UNLIMITED, measure
-from fa_compiler.passes.algebra.symbolic import consts
+from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.ir.nodes import ABSENT, attribute_values, constant, instances, text_attr
 from fa_compiler.passes.parallel.caches import KEYS, CacheSharder
@@ -283,13 +284,21 @@ def _band_and_mask(
 def _rows(sharder: Sharder, node: ir.Node, name: str, value: ir.Value) -> ir.Value:
     """The rank's rows of a mask or bias, with all keys."""
     shape = sharder.shape(value, node)
-    if name in BIASES and (len(shape) != 4 or (shape[2].const != 1 and shape[2] != sharder.length)):
+    if name in BIASES and (len(shape) != 4 or not _are_rows(shape[2], sharder.length)):
         raise Refusal("the rows of its bias are not proven to be those of the sequence", node)
     place = Place(len(shape) - 2)
     with sharder.gathering() if name in BIASES else nullcontext():
         own = sharder.aligned(value, place, len(shape), sharder.length, node)
     assert own is not None
     return own
+
+
+def _are_rows(size: Dim, length: Dim) -> bool:
+    """Is this 1 or the length of the sequence in every run in which such a bias fits the scores? A table with a row for
+    each position is cut to the smaller of its own rows and the sequence's. One of COMPRESSED_ROWS stands for more."""
+    tables = ((length - arg).const for atom in size.atoms for arg in atom.args)
+    cut = (Dim.min(length, rows) for rows in tables if rows not in (None, COMPRESSED_ROWS))
+    return size.const == 1 or size in (length, *cut)
 
 
 def _sizes(

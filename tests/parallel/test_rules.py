@@ -690,3 +690,49 @@ def test_packed_sequences(method: str, tmp_path: Path) -> None:
     expected = ort.InferenceSession(made.SerializeToString()).run(["y"], {"x": X, "ids": IDS})
     result = fa_compiler.shard(made, tmp_path / "out", RANKS, method=method)
     check({"y": expected[0]}, by_ranks(result.path, RANKS, {"x": X, "ids": IDS}))
+
+
+def with_table(rows: int) -> onnx.ModelProto:
+    """Attention with a bias from a table that has a row and a column for each position."""
+    nodes = [
+        *SHAPE,
+        node("Reshape", "x heads", "r"),
+        node("Transpose", "r", "q", perm=[0, 2, 1, 3]),
+        node("Transpose", "r", "k", perm=[0, 2, 3, 1]),
+        node("MatMul", "q k", "s"),
+        node("Concat", "seq seq", "ends", axis=0),
+        node("Slice", "table begins ends axes", "bias"),
+        node("Add", "s bias", "b"),
+        node("Softmax", "b", "p", axis=-1),
+        node("MatMul", "p q", "o"),
+        node("Transpose", "o", "t", perm=[0, 2, 1, 3]),
+        node("Reshape", "t back"),
+    ]
+    weights = {
+        **SIZES,
+        "heads": ints(0, 0, 3, 8),
+        "back": ints(0, 0, WIDTH),
+        "begins": ints(0, 0),
+        "axes": ints(2, 3),
+        "table": RNG.standard_normal((1, 3, rows, rows)).astype(np.float32),
+    }
+    return model(nodes, weights, 3)
+
+
+@pytest.mark.parametrize("method", ["gather", "all-to-all", "ring"])
+@pytest.mark.parametrize("rows", [LENGTH, 40])
+def test_a_bias_that_is_cut_from_a_table(rows: int, method: str, tmp_path: Path) -> None:
+    """A run takes as many rows and columns as it has tokens."""
+    made = with_table(rows)
+    expected = ort.InferenceSession(made.SerializeToString()).run(["y"], {"x": X})
+    result = fa_compiler.shard(made, tmp_path / "out", RANKS, method=method)
+    check({"y": expected[0]}, by_ranks(result.path, RANKS, {"x": X}))
+
+
+def test_a_table_of_as_many_rows_as_compressed_slopes_have(tmp_path: Path) -> None:
+    """In a file that is fused already, 1024 rows may stand for those of more tokens."""
+    fused = fa_compiler.optimize(with_table(40)).model
+    (table,) = (tensor for tensor in fused.graph.initializer if tensor.name == "table")
+    table.CopyFrom(numpy_helper.from_array(np.zeros((1, 3, 1024, 1024), np.float32), "table"))
+    with pytest.raises(InputError, match="the rows of its bias are not proven to be those of the sequence"):
+        fa_compiler.shard(fused, tmp_path / "out", RANKS, method="gather")
