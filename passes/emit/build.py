@@ -15,7 +15,7 @@ from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.dequantised import MOVING, Dequantised, dequantised
-from fa_compiler.passes.emit.operators import AttrValue, Operators
+from fa_compiler.passes.emit.operators import AttrValue, Operators, content_key
 from fa_compiler.passes.ir.nodes import certain, inputs_of, int_attr, operand_at, takes_initializers, without_none
 from fa_compiler.passes.ir.surgery import replace_value
 from fa_compiler.passes.layout.plan import Move, Reshape, SqueezeUnsqueeze, Transpose, plan_moves
@@ -268,10 +268,9 @@ class Builder(Operators):
         return node.outputs[0]
 
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
-        """A constant with this content; the same value for equal content. Read-only arrays are large and shared, so
-        they are compared by identity. The constant is an initializer where the graph may have one."""
-        content = array.tobytes() if array.flags.writeable else id(array)
-        key = ("constant", array.dtype.str, array.shape, content)
+        """A constant with this content; the same value for equal content. It is an initializer where the graph may have
+        one."""
+        key = ("constant", *content_key(array))
         if key not in self._made:
             tensor = ir.tensor(array, name=self.names.new(f"{PREFIX}_{stem}"))
             if takes_initializers(self.graph):

@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.ir.nodes import attribute_values, graph_opset
@@ -20,6 +21,16 @@ AttrValue: TypeAlias = int | float | str | Sequence[int]
 """What an attribute of a node can be."""
 Ints: TypeAlias = ir.Value | Sequence[int]
 """A vector of integers: a value, int64 [n], or the numbers of a constant."""
+
+
+def content_key(array: np.ndarray) -> tuple[object, ...]:
+    """What is equal for constants of equal content.
+
+    Read-only arrays are large and shared, so they are compared by identity. A single number of NumPy is read-only, too,
+    but no array: nothing keeps it, and the next one may be at the same place.
+    """
+    shared = isinstance(array, np.ndarray) and not array.flags.writeable
+    return array.dtype.str, array.shape, id(array) if shared else array.tobytes()
 
 
 class Operators(ABC):

@@ -12,7 +12,7 @@ from fa_compiler.op_registry import DOMAIN, collectives, hcom
 from fa_compiler.op_registry.collectives import Chunk
 from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.emit.build import Names
-from fa_compiler.passes.emit.operators import AttrValue, Ints, Operators
+from fa_compiler.passes.emit.operators import AttrValue, Ints, Operators, content_key
 from fa_compiler.passes.ir.nodes import without_none
 from fa_compiler.passes.parallel.places import Refusal
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -115,8 +115,7 @@ class RankEmitter(Operators):
     def constant(self, array: np.ndarray, stem: str = "const") -> ir.Value:
         """An initializer with this content; the same one for equal content. Its name tells the rank, because graphs of
         other ranks have other contents."""
-        content = array.tobytes() if array.flags.writeable else id(array)
-        key = (array.dtype.str, array.shape, content)
+        key = content_key(array)
         if key not in self._constants:
             tensor = ir.tensor(array, name=self.names.new(f"rank_{self.rank.number}_{stem}"))
             value = ir.Value(name=tensor.name, const_value=tensor)

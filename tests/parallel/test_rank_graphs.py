@@ -131,8 +131,13 @@ def test_token_extremes(reduction: str, dtype: Any, inner: int, order: str) -> N
 @pytest.mark.parametrize("fixed", [True, False])
 @pytest.mark.parametrize(
     "indices, axis, order",
-    [(np.array(0), 1, ZIGZAG), (np.array([[-1, 5], [5, 17]]), 1, ZIGZAG), (np.array([23, 2]), 0, CONTIGUOUS)],
-    ids=["first", "several", "last"],
+    [
+        (np.array(0), 1, ZIGZAG),
+        (np.array(-1), 1, CONTIGUOUS),
+        (np.array([[-1, 5], [5, 17]]), 1, ZIGZAG),
+        (np.array([23, 2]), 0, CONTIGUOUS),
+    ],
+    ids=["first", "last", "several", "two"],
 )
 def test_select_tokens(indices: Array, axis: int, order: str, fixed: bool) -> None:
     x, nodes, feeds = numbers(np.float32, axis), [], {}
