@@ -148,17 +148,17 @@ def _one_hot(ctx: Context) -> Fact:
 
 def _one_hot_content(ctx: Context, axis: int) -> Content | None:
     """The elements of a small OneHot of known indices; None for another one."""
-    indices, depth, values = ctx.ints(0), ctx.ints(1), ctx.dims(2)
+    indices, depth, values = ctx.ints(0), sole(ctx.ints(1)), ctx.dims(2)
     shape = ctx.content(0)
-    if indices is None or depth is None or values is None or shape is None or len(depth) != 1 or len(values) != 2:
+    if indices is None or depth is None or values is None or shape is None or len(values) != 2:
         return None
-    if not 0 <= len(indices) * depth[0] <= LIMIT:
+    if not 0 <= len(indices) * depth <= LIMIT:
         return None
-    rows = np.full((len(indices), depth[0]), values[0], dtype=object)
+    rows = np.full((len(indices), depth), values[0], dtype=object)
     for row, index in zip(rows, indices, strict=True):
-        if -depth[0] <= index < depth[0]:
+        if -depth <= index < depth:
             row[index] = values[1]
-    return np.moveaxis(rows.reshape(*shape.shape, depth[0]), -1, axis)
+    return np.moveaxis(rows.reshape(*shape.shape, depth), -1, axis)
 
 
 mover("Gather", form=Picked)

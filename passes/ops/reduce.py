@@ -9,7 +9,7 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.cases import Number
 from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import elsewhere, input_of, int_attr, opset
+from fa_compiler.passes.ir.nodes import axes_of, elsewhere, input_of, int_attr, operand_at, opset
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
@@ -64,6 +64,12 @@ def axes_combined(node: ir.Node, rank: int, opset: int, known: Known) -> range |
     if first is None:
         return None
     return range(first, rank if flattens or node.op_type in LAYER_NORMS else first + 1)
+
+
+def keeps_last_axis(node: ir.Node, known: Known) -> bool:
+    """Does a reduction run along the last axis alone, which stays with size 1?"""
+    shape = known.shape(operand_at(node, 0))
+    return shape is not None and int_attr(node, "keepdims", 1) == 1 and axes_of(node) in ([-1], [len(shape) - 1])
 
 
 def axes_as_input(op_type: str) -> int:
