@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim, consts
-from fa_compiler.passes.ir.nodes import all_known, float_attr, input_of, text_attr
+from fa_compiler.passes.ir.nodes import all_known, float_attr, input_of, is_op, text_attr
 from fa_compiler.passes.ops.context import Known, axis_in
 
 NO_PADS = (Dim(0), Dim(0))
@@ -102,9 +102,9 @@ def filler_of(node: ir.Node, known: Known) -> float | None:
     return float_attr(node, "value", 0.0) if value is None else known.scalar(value)
 
 
-def slice_start(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
-    """Where a Slice with steps of 1 begins along an axis; None where that is unknown."""
-    bounds = slice_bounds(node, known, rank)
+def slice_start(node: ir.Node | None, axis: int, rank: int, known: Known) -> Dim | None:
+    """Where a Slice with steps of 1 begins along an axis; None for other nodes, and where that is unknown."""
+    bounds = slice_bounds(node, known, rank) if is_op(node, "Slice") else None
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
-    return next((start.const for place, start, _ in bounds if place == axis), None)
+    return next((start for place, start, _ in bounds if place == axis), Dim(0))
