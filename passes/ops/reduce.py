@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial, reduce
 
 import onnx_ir as ir
 
@@ -106,30 +107,22 @@ def _without(shape: Shape, gone: Collection[int], keep: bool) -> Shape:
     return tuple(elsewhere(shape, gone))
 
 
+_TOTALS: Mapping[str, Callable[[list[Dim]], Dim]] = {
+    "ReduceProd": product,
+    "ReduceSum": partial(reduce, Dim.__add__),
+    "ReduceMax": partial(reduce, Dim.max),
+    "ReduceMin": partial(reduce, Dim.min),
+}
+"""What the reductions of integers make of all elements."""
+
+
 def _total_of_all(ctx: Context) -> Content | None:
     """The reduction of all elements of a small tensor of integers; None where it is unknown."""
-    content = ctx.content(0)
-    if content is None or content.dtype != object or not content.size:
+    content, total = ctx.content(0), _TOTALS.get(ctx.node.op_type)
+    if content is None or content.dtype != object or not content.size or total is None:
         return None
-    total = _total(ctx.node.op_type, list(content.reshape(-1)))
-    if total is None:
-        return None
-    folded = dim_array(total)
-    if not does_not_overflow(folded, ctx.dtype(0)):
-        return None
-    return folded
-
-
-def _total(op: str, items: list[Dim]) -> Dim | None:
-    if op == "ReduceProd":
-        return product(items)
-    combine = {"ReduceSum": Dim.__add__, "ReduceMax": Dim.max, "ReduceMin": Dim.min}.get(op)
-    if combine is None:
-        return None
-    total = items[0]
-    for item in items[1:]:
-        total = combine(total, item)
-    return total
+    folded = dim_array(total(list(content.reshape(-1))))
+    return folded if does_not_overflow(folded, ctx.dtype(0)) else None
 
 
 @rule(*ARGUMENTS)

@@ -139,10 +139,10 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
     """A Transpose that only such cuts read; None for other nodes."""
     if not is_op(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
-    shape = info.shape(node.outputs[0])
+    shape = info.sizes(node.outputs[0])
     cuts = _all_cuts(node.outputs[0], shape, info) if shape else ()
     axis = sole({cut.axis for cut in cuts})
-    if not shape or axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
+    if axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
         return None
     perm = permutation(node, len(shape))
     if perm is None or not all(_is_multiplied(cut.value, info) for cut in cuts):

@@ -303,7 +303,7 @@ def _score_part(value: ir.Value, info: ShapeInfo) -> _Part | None:
     for scaled, term in ((value, None), *summands):
         product = _scaled_product(scaled, info)
         if product is not None:
-            return _query_and_keys(*product, term, info.shape(value), info)
+            return _query_and_keys(*product, term, info.sizes(value), info)
     return None
 
 
@@ -331,10 +331,10 @@ def _sole_maker(value: ir.Value) -> ir.Node | None:
 
 
 def _query_and_keys(
-    product: Contraction, number: float, term: ir.Value | None, shape: Shape | None, info: ShapeInfo
+    product: Contraction, number: float, term: ir.Value | None, shape: Shape, info: ShapeInfo
 ) -> _Part | None:
     """A product of a query with keys along the last dimension, and its term."""
-    if len(product.out) < 2 or shape is None or len(shape) != len(product.out):
+    if not 2 <= len(product.out) == len(shape):
         return None
     row, key = product.out[-2:]
     side = int(key not in product.labels[1])
