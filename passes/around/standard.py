@@ -16,8 +16,9 @@ that the model has ready made stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -55,10 +56,17 @@ from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, constant, is_op, 
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
 
+T = TypeVar("T")
+
 CONTRIB = "com.microsoft"
 INT64 = ir.DataType.INT64
 OLDEST_OPSET = 11
 """The first opset whose Slice and Range take part in the tables of rotary positions."""
+
+
+def _fitting(found: Sequence[T] | Decline, fits: Callable[[T], bool]) -> Sequence[T] | Decline:
+    """What is found that fits; a decline stays one."""
+    return found if isinstance(found, Decline) else [one for one in found if fits(one)]
 
 
 def _holds(dtype: ir.DataType, numbers: np.ndarray) -> bool:
@@ -86,14 +94,13 @@ class StandardFuser:
         info, options = self.facts.info, self.facts.options
         if self._has(GELU) and gelu.is_anchor(node):
             found = limited_attempt(node, lambda: gelu.activations(node, info, options))
-            alone = found if isinstance(found, Decline) else [one for one in found if one.op_type == "GeluV2"]
+            alone = _fitting(found, lambda one: one.op_type == "GeluV2")
             return first_built(node, alone, self.builder, self._gelu)
         if is_op(node, *rms_norm.READY_MADE) or (node.domain, node.op_type) == rms_norm.SKIP:
             return None
         if self._has(self._norm_operator) and rms_norm.is_anchor(node, info):
             norms = limited_attempt(node, lambda: [*rms_norm.norms(node, info)])
-            taken = norms if isinstance(norms, Decline) else [one for one in norms if self._may_be(one)]
-            return first_built(node, taken, self.builder, self._norm)
+            return first_built(node, _fitting(norms, self._may_be), self.builder, self._norm)
         return None
 
     def _may_be(self, norm: Norm | SummedNorm) -> bool:
