@@ -283,6 +283,12 @@ def as_dim(value: object) -> Dim:
 _AS_DIM = np.frompyfunc(as_dim, 1, 1)
 
 
+def integers_of(content: Content) -> Content | None:
+    """The integers of a content as numbers; None where one of them is not the same in every run."""
+    numbers = all_known(consts(content.reshape(-1)))
+    return None if numbers is None else np.array(numbers, dtype=object).reshape(content.shape)
+
+
 def content_fact(content: Content, dtype: ir.DataType | None) -> Fact:
     """The fact of a value whose content is known."""
     shape = tuple(map(integer, content.shape))

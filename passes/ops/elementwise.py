@@ -9,9 +9,8 @@ from typing import Any, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim, consts
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import (
-    all_known,
     constant,
     input_of,
     int_attr,
@@ -29,6 +28,7 @@ from fa_compiler.passes.ops.context import (
     broadcast,
     content_fact,
     dim_array,
+    integers_of,
     rule,
 )
 from fa_compiler.passes.ops.moves import Converted, Neutral, Same, mover
@@ -409,10 +409,8 @@ def _floats(content: Content, dtype: Any) -> Content | None:
     with np.errstate(all="ignore"):
         if is_float(content):
             return content.astype(dtype)
-        values = all_known(consts(content.reshape(-1)))
-        if values is None:
-            return None
-        return np.array(values, np.float64).astype(dtype).reshape(content.shape)
+        values = integers_of(content)
+        return None if values is None else values.astype(np.float64).astype(dtype)
 
 
 def bare(condition: ir.Value, known: Known) -> tuple[ir.Value, bool]:

@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim, consts
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import all_known, sole
 from fa_compiler.passes.ops.context import (
     LIMIT,
@@ -17,6 +17,7 @@ from fa_compiler.passes.ops.context import (
     content_fact,
     dim_array,
     fresh,
+    integers_of,
     or_fresh,
     rank_of,
     rule,
@@ -95,12 +96,8 @@ def _non_zero(ctx: Context) -> Fact:
 
 def _known_flags(content: Content) -> Content | None:
     """Which elements are not 0, of at least one axis; None where one of them is unknown."""
-    if content.dtype != object:
-        return np.atleast_1d(content != 0)
-    numbers = all_known(consts(content.reshape(-1)))
-    if numbers is None:
-        return None
-    return np.atleast_1d(np.array(numbers, dtype=object).reshape(content.shape) != 0)
+    numbers = integers_of(content) if content.dtype == object else content
+    return None if numbers is None else np.atleast_1d(numbers != 0)
 
 
 @rule("TopK")
