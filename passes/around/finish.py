@@ -26,7 +26,7 @@ from fa_compiler.passes.around.products import Group, groups
 from fa_compiler.passes.around.views import chains
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.emit.joined import JoinedTensor
-from fa_compiler.passes.ir.nodes import constant_tensor, first, is_op, operand_at, operands, without_none
+from fa_compiler.passes.ir.nodes import constant_tensor, first, is_op, nodes_of_type, operand_at, operands, without_none
 from fa_compiler.passes.ir.surgery import replace_value, restore_order, sweep
 from fa_compiler.passes.rewrite.node_view import node_view, registry_node
 from fa_compiler.passes.values.facts import Facts
@@ -59,12 +59,11 @@ class _Finisher:
     def drop_idle_casts(self) -> None:
         """Let nobody read a Cast to the type that a value has already. Each is a kernel for nothing."""
         info = self.facts.info
-        for node in list(self.builder.graph):
-            if not is_op(node, "Cast") or node.outputs[0].is_graph_output():
-                continue
-            source = operand_at(node, 0)
-            if info.dtype(source) is not None and info.dtype(source) == info.dtype(node.outputs[0]):
-                replace_value(node.outputs[0], source, rename=False)
+        for node in list(nodes_of_type(self.builder.graph, "Cast")):
+            source, result = operand_at(node, 0), node.outputs[0]
+            is_idle = info.dtype(source) == info.dtype(result) is not None
+            if is_idle and not result.is_graph_output():
+                replace_value(result, source, rename=False)
                 sweep(self.builder.graph, [node])
 
     def share_equal_nodes(self) -> None:

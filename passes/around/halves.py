@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from fa_compiler.passes.ir.nodes import is_op, operand_at, sole
+from fa_compiler.passes.ir.nodes import all_known, is_op, operand_at, sole
+from fa_compiler.passes.ops.context import axis_in
 from fa_compiler.passes.ops.parts import split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -74,16 +75,19 @@ def cut_by_slice(node: ir.Node | None, info: ShapeInfo) -> Cut | None:
     if not is_op(node, "Slice"):
         return None
     whole = operand_at(node, 0)
-    shape = info.shape(whole)
-    start, end, axis = (_number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1))
+    shape = info.sizes(whole)
+    bounds = (_number(node, place, name, info) for place, name in enumerate(("starts", "ends", "axes"), 1))
     step = _number(node, 4, "steps", info) if operand_at(node, 4).name else 1
-    if not shape or start is None or end is None or axis is None or step is None or step < 1:
+    numbers = all_known((*bounds, step))
+    if numbers is None:
         return None
-    size = shape[axis].const if -len(shape) <= axis < len(shape) else None
-    if size is None:
+    start, end, named, by = numbers
+    axis = axis_in(named, len(shape))
+    size = None if axis is None else shape[axis].const
+    if axis is None or size is None or by < 1:
         return None
     first, last = (max(0, min(size, place + size if place < 0 else place)) for place in (start, end))
-    return Cut(node, whole, axis % len(shape), size, (first, last, step))
+    return Cut(node, whole, axis, size, (first, last, by))
 
 
 def _number(node: ir.Node, place: int, name: str, info: ShapeInfo) -> int | None:

@@ -74,9 +74,9 @@ def _are_pair(first: ir.Node, second: ir.Node, info: ShapeInfo, options: Options
 
 def _fit(first: ir.Node, second: ir.Node, info: ShapeInfo, options: Options) -> bool:
     """Cases 2 and 3."""
-    x, cos, sin = (info.shape(operand_at(first, place)) for place in range(3))
-    other = info.shape(operand_at(second, 0))
-    if x is None or other is None or cos is None or cos != sin or {len(x), len(other), len(cos)} != {4}:
+    x, cos, sin = (info.sizes(operand_at(first, place)) for place in range(3))
+    other = info.sizes(operand_at(second, 0))
+    if cos != sin or {len(x), len(other), len(cos)} != {4}:
         return False
     batch, tokens, _, width = x
     broadcasts = product(options.ascend_product).name in BROADCASTS and cos[0] == 1

@@ -297,17 +297,17 @@ def _has_heads_first(found: Rotary, info: ShapeInfo) -> bool:
     return orders[0]
 
 
-def _table_shape(found: Rotary, table: ir.Value, info: ShapeInfo) -> Shape | None:
-    """The shape of a table, without the axis of 1 that it has beside complex numbers; None where it is not known."""
-    shape = info.shape(table)
-    if not found.is_complex or not shape:
+def _table_shape(found: Rotary, table: ir.Value, info: ShapeInfo) -> Shape:
+    """The shape of a table, without the axis of 1 that it has beside complex numbers; () where it is not known."""
+    shape = info.sizes(table)
+    if not found.is_complex:
         return shape
-    return shape[:-1] if shape[-1] == 1 else None
+    return shape[:-1] if shape[-1:] == (Dim(1),) else ()
 
 
-def _fits(x: Shape, table: Shape | None, heads_first: bool, is_half: bool) -> bool:
+def _fits(x: Shape, table: Shape, heads_first: bool, is_half: bool) -> bool:
     """Do the axes of a table have the sizes of x, or 1 where they are to be repeated? The last one may have half."""
-    if table is None or len(x) != 4 or len(table) != 4:
+    if not len(x) == len(table) == 4:
         return False
     tokens, heads = (2, 1) if heads_first else (1, 2)  # 10 and 11
     one, width = Dim(1), table[3] * 2 if is_half else table[3]

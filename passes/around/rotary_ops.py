@@ -116,11 +116,9 @@ def _sizes(node: ir.Node, width: int | None, half: int | None, flat: bool) -> tu
 
 def _before_reshape(x: ir.Value, heads: int, size: int, info: ShapeInfo) -> ir.Value | None:
     """The tensor of four axes that a Reshape makes x from; None where something else makes it."""
-    node, shape = x.producer(), info.shape(x)
-    if not is_op(node, "Reshape") or shape is None:
-        return None
-    source = operand_at(node, 0)
-    return source if info.shape(source) == (shape[0], shape[1], Dim(heads), Dim(size)) else None  # 5
+    node = x.producer()
+    source, wanted = operand_at(node, 0), (*info.sizes(x)[:2], Dim(heads), Dim(size))
+    return source if is_op(node, "Reshape") and info.shape(source) == wanted else None  # 5
 
 
 def _expect_tables(

@@ -325,8 +325,8 @@ def sum_before(norm: Norm, info: ShapeInfo) -> SummedNorm | None:
     if not is_op(add, "Add") or add.graph is not norm.anchor.graph or not known:
         return None
     one, other = operands(add)
-    shape = info.shape(one)
-    if shape is None or shape != info.shape(other) or one is other:
+    alike = info.shape(one) == info.shape(other) is not None
+    if not alike or one is other:
         return None
     return SummedNorm(norm, (one, other), norm.x, (add, *norm.nodes))
 

@@ -16,8 +16,9 @@ that the model has ready made stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import onnx_ir as ir
@@ -55,10 +56,17 @@ from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, constant, is_op, 
 from fa_compiler.passes.ir.surgery import replace_value, sweep
 from fa_compiler.passes.values.facts import Facts
 
+T = TypeVar("T")
+
 CONTRIB = "com.microsoft"
 INT64 = ir.DataType.INT64
 OLDEST_OPSET = 11
 """The first opset whose Slice and Range take part in the tables of rotary positions."""
+
+
+def _fitting(found: Sequence[T] | Decline, fits: Callable[[T], bool]) -> Sequence[T] | Decline:
+    """What is found that fits; a decline stays one."""
+    return found if isinstance(found, Decline) else [one for one in found if fits(one)]
 
 
 def _holds(dtype: ir.DataType, numbers: np.ndarray) -> bool:
@@ -86,14 +94,13 @@ class StandardFuser:
         info, options = self.facts.info, self.facts.options
         if self._has(GELU) and gelu.is_anchor(node):
             found = limited_attempt(node, lambda: gelu.activations(node, info, options))
-            alone = found if isinstance(found, Decline) else [one for one in found if one.op_type == "GeluV2"]
+            alone = _fitting(found, lambda one: one.op_type == "GeluV2")
             return first_built(node, alone, self.builder, self._gelu)
         if is_op(node, *rms_norm.READY_MADE) or (node.domain, node.op_type) == rms_norm.SKIP:
             return None
         if self._has(self._norm_operator) and rms_norm.is_anchor(node, info):
             norms = limited_attempt(node, lambda: [*rms_norm.norms(node, info)])
-            taken = norms if isinstance(norms, Decline) else [one for one in norms if self._may_be(one)]
-            return first_built(node, taken, self.builder, self._norm)
+            return first_built(node, _fitting(norms, self._may_be), self.builder, self._norm)
         return None
 
     def _may_be(self, norm: Norm | SummedNorm) -> bool:
@@ -177,20 +184,22 @@ class StandardFuser:
             raise Decline(Code.DTYPE, "it is not proven that products with the tables do not overflow", anchor, "")
         if found.is_complex:
             found = without_pair_axis(found, self.builder)
-        if found.heads_first and found.read_behind is None:
-            rows, behind, heads = self._heads(found), None, 0
-        else:
-            rows, heads = self._rows(found)
-            behind = self._behind(found, heads)
-        inputs, attrs = self._operands(found, rows), {"interleaved": int(found.mode == INTERLEAVE)}
-        if heads:
-            attrs["num_heads"] = heads
+        heads, rows, behind = self._turned(found)
+        inputs, attrs = self._operands(found, rows), {"interleaved": int(found.mode == INTERLEAVE), **heads}
         domain = "" if self.facts.options.target == "onnx" else CONTRIB
         result = self.builder.op(ROTARY, inputs, attrs, dtype=dtype, domain=domain)
         before, after = found.others
-        whole = self.builder.concat([*before, result if behind is None else behind(result), *after], 3)
+        whole = self.builder.concat([*before, behind(result), *after], 3)
         results = {found.result: whole}
         return self._put(result, anchor, found.nodes, dtype in SIXTEEN_BITS, results)
+
+    def _turned(self, found: Rotary) -> tuple[dict[str, int], ir.Value, Callable[[ir.Value], ir.Value]]:
+        """What is rotated, with the attribute that says how many heads its rows hold, and what makes of the result what
+        the model has. Raises Decline."""
+        if found.heads_first and found.read_behind is None:
+            return {}, self._heads(found), lambda result: result
+        rows, heads = self._rows(found)
+        return {"num_heads": heads}, rows, self._behind(found, heads)
 
     def _rows(self, found: Rotary) -> tuple[ir.Value, int]:
         """What is rotated as rows with all heads, and their number. Raises Decline."""
@@ -217,10 +226,9 @@ class StandardFuser:
     def _flat_source(self, x: ir.Value) -> ir.Value | None:
         """The rows that a Reshape cuts into heads, where that makes x."""
         node, info = x.producer(), self.facts.info
-        shape, rows = info.shape(x), info.sizes(operand_at(node, 0))
-        if not is_op(node, "Reshape") or shape is None or len(rows) != 3:
-            return None
-        return operand_at(node, 0) if rows == (shape[0], shape[1], shape[2] * shape[3]) else None
+        source, (batch, tokens, heads, size) = operand_at(node, 0), info.sizes(x)
+        is_flat = is_op(node, "Reshape") and info.shape(source) == (batch, tokens, heads * size)
+        return source if is_flat else None
 
     def _behind(self, found: Rotary, heads: int) -> Callable[[ir.Value], ir.Value]:
         """What makes of rotated rows what the model has."""

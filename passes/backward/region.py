@@ -62,6 +62,7 @@ from fa_compiler.passes.ir.nodes import (
     operands,
     places_of,
     producer,
+    selections_of,
     sole,
 )
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
@@ -282,8 +283,7 @@ class Region:
 
     def _selected(self, node: ir.Node) -> Tensor[Quantity] | None:
         """Case 10: zeros where the forward part masks, or where its guard does."""
-        condition, chosen, other = operands(node)
-        for region, zero, keep in ((chosen, other, True), (other, chosen, False)):
+        for condition, region, zero, keep in selections_of(node):
             if self._is_zero(zero) and (tensor := self.reader.tensor(region)) is not None:
                 return Tensor.of(self._masked(condition, keep, tensor), tensor.dims)
         return None

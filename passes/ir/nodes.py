@@ -603,6 +603,15 @@ def operand_orders(node: ir.Node | None, *op_types: str) -> tuple[tuple[ir.Value
     return (left, right), (right, left)
 
 
+def selections_of(node: ir.Node | None) -> Iterator[tuple[ir.Value, ir.Value, ir.Value, bool]]:
+    """How a Where may be read as a selection: the condition, what it keeps, what stands elsewhere, and whether it keeps
+    that where the condition is true. Another node is read in no way."""
+    if is_op(node, "Where"):
+        condition, chosen, other = operands(node)
+        yield condition, chosen, other, True
+        yield condition, other, chosen, False
+
+
 def operand_beside(node: ir.Node | None, value: ir.Value, *op_types: str) -> ir.Value | None:
     """What a node of one of these types, which has two operands, combines with a value; None where the node is another
     one, or does not read the value."""

@@ -43,6 +43,7 @@ from fa_compiler.passes.ir.nodes import (
     number_of,
     operand_at,
     reached,
+    single,
     sole,
     without_none,
 )
@@ -195,7 +196,7 @@ def _is_quantising(node: ir.Node | None, op_type: str) -> TypeGuard[ir.Node]:
 
 def _equal(one: ir.Value | None, other: ir.Value | None) -> bool:
     """Are these equal constants of one number, or both absent?"""
-    left, right = constant(one), constant(other)
+    left, right = single(one), single(other)
     if left is None or right is None:
         return one is other is None
-    return left.size == right.size == 1 and left.dtype == right.dtype and bool(left.reshape(-1) == right.reshape(-1))
+    return left.dtype == right.dtype and bool(left.reshape(-1) == right.reshape(-1))

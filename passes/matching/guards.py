@@ -57,6 +57,7 @@ from fa_compiler.passes.algebra.formula import negation
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.ir.nodes import (
+    ABSENT,
     axes_of,
     data_readers,
     first,
@@ -77,6 +78,7 @@ from fa_compiler.passes.masks.score_ops import Add, MaskTerm, Select, Term
 from fa_compiler.passes.masks.structure import kept
 from fa_compiler.passes.matching.factors import Factor
 from fa_compiler.passes.ops.elementwise import bare
+from fa_compiler.passes.ops.reduce import keeps_last_axis
 from fa_compiler.passes.values.patterns import Bind, Match, Number, OneOf, Op, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -214,7 +216,7 @@ class ScoreGuard(Guard):
 class BiasGuard(Guard):
     """Case 3: `bias` is the tensor that is tested."""
 
-    bias: ir.Value | None = None
+    bias: ir.Value = ABSENT
 
     @staticmethod
     def read(asked: GuardQuery) -> Guard | None:
@@ -244,7 +246,7 @@ class BiasGuard(Guard):
 class SelectionGuard(Guard):
     """Case 4: probabilities are kept where `condition` equals `keep`."""
 
-    condition: ir.Value | None = None
+    condition: ir.Value = ABSENT
     keep: bool = False
 
     @staticmethod
@@ -258,7 +260,7 @@ class SelectionGuard(Guard):
     def meaning(self, masked: MaskedScores) -> RowGuard:
         """Zeros where the one mask masks."""
         mask, viewer = only_mask(masked.terms), masked.viewer
-        if mask is not None and self.condition is not None:
+        if mask is not None:
             dims = viewer.alignment(self.condition, masked.seen[self.where.outputs[0]], self.where)
             if keeps_like(self.condition, self.keep, dims, mask, viewer):
                 return RowGuard.SELECTION
@@ -321,10 +323,7 @@ def _private_makers(value: ir.Value) -> Iterator[ir.Node]:
 def _reduces_keys(node: ir.Node, keep: bool, info: ShapeInfo) -> bool:
     """Cases 5 and 8: does a node reduce the last axis in the way that its result needs? A maximum asks for any score
     that is kept, a minimum whether all are dropped."""
-    if not is_op(node, "ReduceMax" if keep else "ReduceMin") or int_attr(node, "keepdims", 1) != 1:
-        return False
-    shape = info.shape(operand_at(node, 0))
-    return shape is not None and axes_of(node) in ([-1], [len(shape) - 1])
+    return is_op(node, "ReduceMax" if keep else "ReduceMin") and keeps_last_axis(node, info)
 
 
 def _keeps_truth(node: ir.Node, info: ShapeInfo) -> bool:

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeGuard
 
 import onnx_ir as ir
@@ -80,6 +81,8 @@ ADDING = (*SUMS, "ReduceMean", "CumSum", "GlobalAveragePool")  # 7
 LOGARITHMS = ("Log", "ReduceLogSum", "ReduceLogSumExp")
 BIASED = "BiasSoftmax adds a bias to the scores itself, and only ONNX Runtime's providers for GPUs have it"
 BIASED_ADVICE = "take the model as it was before ONNX Runtime optimised it, or write it as Add and Softmax"
+READY_MADE = {"QLinearSoftmax": ("", False, None), "BiasSoftmax": (BIASED, False, BIASED_ADVICE)}
+"""1: the operators of com.microsoft, and what is said of them: `spelling`, `weighs` and `advice` of `OtherSoftmax`."""
 LIMIT = 48
 """So many values are looked at in one search."""
 
@@ -108,12 +111,12 @@ class OtherSoftmax:
 def other_softmaxes(graph: ir.Graph, anchors: Sequence[SoftmaxAnchor], facts: Facts) -> list[OtherSoftmax]:
     """The softmaxes of a graph that are none of its anchors."""
     contrib = [node for node in graph if node.domain == "com.microsoft"]
-    quantised = [OtherSoftmax(node) for node in contrib if node.op_type == "QLinearSoftmax"]  # 1
-    with_bias = (node for node in contrib if node.op_type == "BiasSoftmax")  # 1
-    biased = [OtherSoftmax(node, BIASED, advice=BIASED_ADVICE) for node in with_bias]
-    anchored = {node for anchor in anchors for node in anchor.nodes}
-    free = {node for node in graph if _is_exponential(node, facts.info) and node not in anchored}
-    return [*quantised, *biased, *_Search(facts, free).of_exponentials(graph)]
+    ready = [
+        OtherSoftmax(node, *READY_MADE[kind]) for kind in READY_MADE for node in contrib if node.op_type == kind
+    ]  # 1
+    anchored = chain.from_iterable(anchor.nodes for anchor in anchors)
+    free = {node for node in graph if _is_exponential(node, facts.info)}.difference(anchored)
+    return [*ready, *_Search(facts, free).of_exponentials(graph)]
 
 
 def _is_exponential(node: ir.Node | None, info: ShapeInfo) -> TypeGuard[ir.Node]:

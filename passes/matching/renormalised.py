@@ -30,10 +30,10 @@ from fa_compiler.passes.ir.nodes import (
     is_op,
     nodes_of_type,
     operand_at,
-    operands,
     others_of,
     output_of,
     places_of,
+    selections_of,
     sole,
 )
 from fa_compiler.passes.values.patterns import Bind, Number, Op, is_closed, match
@@ -93,10 +93,7 @@ def _masked(value: ir.Value, node: ir.Node, info: ShapeInfo) -> tuple[ir.Value, 
     if is_op(node, "Mul"):
         others = others_of(node, value)
         return (others[0], True) if others and info.scalar(others[0]) is None else None
-    if not is_op(node, "Where"):
-        return None
-    condition, chosen, other = operands(node)
-    for kept, dropped, keep in ((chosen, other, True), (other, chosen, False)):
+    for condition, kept, dropped, keep in selections_of(node):
         if kept is value and info.scalar(dropped) == 0.0:
             return condition, keep
     return None

@@ -137,7 +137,7 @@ def is_per_row(value: ir.Value, axes: Sequence[int], source: ir.Value, info: Sha
     """Has a value the shape of a per_row for these axes of `source`?"""
     shape, own = info.shape(source), info.shape(value)
     row, repeating = unrepeated(value)
-    if shape is None or own is None:
+    if shape is None:
         return False
     kept = list(shape)
     for place in axes:

@@ -96,6 +96,7 @@ from fa_compiler.passes.ir.nodes import (
     operand_pairs,
     operands,
     others_of,
+    selections_of,
     sole,
     source_through,
     without_none,
@@ -825,10 +826,7 @@ def _may_keep_shape(value: ir.Value, node: ir.Node, info: ShapeInfo) -> bool:
 
 def _selections(node: ir.Node, viewer: Viewer) -> Iterator[Peeling]:
     """Case 10: a selection."""
-    if not is_op(node, "Where"):
-        return
-    condition, chosen, other = operands(node)
-    for scores, filler, keep in ((chosen, other, True), (other, chosen, False)):
+    for condition, scores, filler, keep in selections_of(node):
         fill = viewer.uniform_value(filler, scores)
         if fill is not None and _may_keep_shape(scores, node, viewer.info):
             yield Select(node, condition, keep, fill), scores

@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import if_possible
-from fa_compiler.passes.ir.nodes import axes_of, data_readers, int_attr, is_op, operand_at, producer, sole
+from fa_compiler.passes.ir.nodes import data_readers, is_op, operand_at, producer, sole
 from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.magnitudes import DOMINATING
 from fa_compiler.passes.masks.mask_values import UNKNOWN
@@ -42,6 +42,7 @@ from fa_compiler.passes.matching.guards import keeps_like, only_mask
 from fa_compiler.passes.matching.masking import Masking
 from fa_compiler.passes.matching.probabilities import Probabilities
 from fa_compiler.passes.ops.elementwise import bare
+from fa_compiler.passes.ops.reduce import keeps_last_axis
 from fa_compiler.passes.values.patterns import Bind, Number, OneOf, Op, Pattern, match
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -117,12 +118,8 @@ def _kept_where_not_zeroed(where: ir.Node, product: ir.Value, viewer: Viewer) ->
 
 def _counts_keys(node: ir.Node | None, info: ShapeInfo) -> bool:
     """Case 2: does a reduction of booleans as numbers keep its last axis, and no other?"""
-    if node is None or int_attr(node, "keepdims", 1) != 1:
-        return False
-    counted = operand_at(node, 0)
-    kept = operand_at(counted.producer(), 0)
-    shape = info.shape(counted)
-    return info.dtype(kept) == ir.DataType.BOOL and shape is not None and axes_of(node) in ([-1], [len(shape) - 1])
+    kept = operand_at(operand_at(node, 0).producer(), 0)
+    return info.dtype(kept) == ir.DataType.BOOL and node is not None and keeps_last_axis(node, info)
 
 
 def _is_mask(kept: ir.Value, paths: AttentionPaths, masking: Masking) -> bool:

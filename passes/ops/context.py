@@ -47,6 +47,8 @@ class Known(Protocol):
 
     def shape(self, value: ir.Value | None) -> Shape | None: ...
 
+    def sizes(self, value: ir.Value | None) -> Shape: ...
+
     def dtype(self, value: ir.Value | None) -> ir.DataType | None: ...
 
     def content(self, value: ir.Value | None) -> tuple[Dim, ...] | Dim | None: ...
@@ -279,6 +281,12 @@ def as_dim(value: object) -> Dim:
 
 
 _AS_DIM = np.frompyfunc(as_dim, 1, 1)
+
+
+def integers_of(content: Content) -> Content | None:
+    """The integers of a content as numbers; None where one of them is not the same in every run."""
+    numbers = all_known(consts(content.reshape(-1)))
+    return None if numbers is None else np.array(numbers, dtype=object).reshape(content.shape)
 
 
 def content_fact(content: Content, dtype: ir.DataType | None) -> Fact:

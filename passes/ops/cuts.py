@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim
-from fa_compiler.passes.ir.nodes import float_attr, input_of, text_attr
+from fa_compiler.passes.algebra.symbolic import Dim, consts
+from fa_compiler.passes.ir.nodes import all_known, float_attr, input_of, is_op, text_attr
 from fa_compiler.passes.ops.context import Known, axis_in
 
 NO_PADS = (Dim(0), Dim(0))
@@ -24,12 +24,8 @@ def slice_bounds(node: ir.Node, known: Known, rank: int) -> list[tuple[int, Dim,
     axes, starts, steps = numbers
     if not len(axes) == len(starts) == len(steps):  # ONNX Runtime refuses it when the model runs
         return None
-    bounds: list[tuple[int, Dim, int]] = []
-    for axis, start, step in zip(axes, starts, steps, strict=True):
-        if axis.const is None or step.const is None or not -rank <= axis.const < rank:
-            return None
-        bounds.append((axis.const % rank, start, step.const))
-    return bounds
+    places, by = all_known(axis_in(axis.const, rank) for axis in axes), all_known(consts(steps))
+    return None if places is None or by is None else list(zip(places, starts, by, strict=True))
 
 
 _Vectors = tuple[Sequence[Dim], Sequence[Dim], Sequence[Dim]]
@@ -106,9 +102,9 @@ def filler_of(node: ir.Node, known: Known) -> float | None:
     return float_attr(node, "value", 0.0) if value is None else known.scalar(value)
 
 
-def slice_start(node: ir.Node, axis: int, rank: int, known: Known) -> int | None:
-    """Where a Slice with steps of 1 begins along an axis; None where that is unknown."""
-    bounds = slice_bounds(node, known, rank)
+def slice_start(node: ir.Node | None, axis: int, rank: int, known: Known) -> Dim | None:
+    """Where a Slice with steps of 1 begins along an axis; None for other nodes, and where that is unknown."""
+    bounds = slice_bounds(node, known, rank) if is_op(node, "Slice") else None
     if bounds is None or any(step != 1 for _, _, step in bounds):
         return None
-    return next((start.const for place, start, _ in bounds if place == axis), None)
+    return next((start for place, start, _ in bounds if place == axis), Dim(0))

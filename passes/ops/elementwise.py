@@ -9,8 +9,16 @@ from typing import Any, TypeGuard
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim, consts
-from fa_compiler.passes.ir.nodes import all_known, constant, input_of, int_attr, is_op, operand_at, without_none
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import (
+    constant,
+    input_of,
+    int_attr,
+    is_op,
+    operand_at,
+    operand_orders,
+    without_none,
+)
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -20,6 +28,7 @@ from fa_compiler.passes.ops.context import (
     broadcast,
     content_fact,
     dim_array,
+    integers_of,
     rule,
 )
 from fa_compiler.passes.ops.moves import Converted, Neutral, Same, mover
@@ -400,10 +409,8 @@ def _floats(content: Content, dtype: Any) -> Content | None:
     with np.errstate(all="ignore"):
         if is_float(content):
             return content.astype(dtype)
-        values = all_known(consts(content.reshape(-1)))
-        if values is None:
-            return None
-        return np.array(values, np.float64).astype(dtype).reshape(content.shape)
+        values = integers_of(content)
+        return None if values is None else values.astype(np.float64).astype(dtype)
 
 
 def bare(condition: ir.Value, known: Known) -> tuple[ir.Value, bool]:
@@ -425,15 +432,9 @@ NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 def unchanged_operand(node: ir.Node, known: Known) -> ir.Value | None:
     """The operand that a sum with 0, or a product or quotient with 1, gives as it is, if the result is as large; None
     for other nodes."""
-    left, right = input_of(node, 0), input_of(node, 1)
-    if not is_op(node, *NEUTRAL) or left is None or right is None:
-        return None
-    pairs = [(left, right)]
-    if is_op(node, "Add", "Mul"):
-        pairs.append((right, left))
-    for tensor, number in pairs:
-        shape = known.shape(tensor)
-        as_large = shape is not None and shape == known.shape(node.outputs[0])
+    orders = operand_orders(node, *NEUTRAL)
+    for tensor, number in orders if is_op(node, "Add", "Mul") else orders[:1]:
+        as_large = known.shape(tensor) == known.shape(node.outputs[0]) is not None
         if as_large and known.scalar(number) == NEUTRAL[node.op_type]:
             return tensor
     return None

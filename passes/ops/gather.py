@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
-from fa_compiler.passes.algebra.symbolic import Dim, consts
+from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import all_known, sole
 from fa_compiler.passes.ops.context import (
     LIMIT,
@@ -17,6 +17,7 @@ from fa_compiler.passes.ops.context import (
     content_fact,
     dim_array,
     fresh,
+    integers_of,
     or_fresh,
     rank_of,
     rule,
@@ -95,12 +96,8 @@ def _non_zero(ctx: Context) -> Fact:
 
 def _known_flags(content: Content) -> Content | None:
     """Which elements are not 0, of at least one axis; None where one of them is unknown."""
-    if content.dtype != object:
-        return np.atleast_1d(content != 0)
-    numbers = all_known(consts(content.reshape(-1)))
-    if numbers is None:
-        return None
-    return np.atleast_1d(np.array(numbers, dtype=object).reshape(content.shape) != 0)
+    numbers = integers_of(content) if content.dtype == object else content
+    return None if numbers is None else np.atleast_1d(numbers != 0)
 
 
 @rule("TopK")
@@ -148,17 +145,17 @@ def _one_hot(ctx: Context) -> Fact:
 
 def _one_hot_content(ctx: Context, axis: int) -> Content | None:
     """The elements of a small OneHot of known indices; None for another one."""
-    indices, depth, values = ctx.ints(0), ctx.ints(1), ctx.dims(2)
+    indices, depth, values = ctx.ints(0), sole(ctx.ints(1)), ctx.dims(2)
     shape = ctx.content(0)
-    if indices is None or depth is None or values is None or shape is None or len(depth) != 1 or len(values) != 2:
+    if indices is None or depth is None or values is None or shape is None or len(values) != 2:
         return None
-    if not 0 <= len(indices) * depth[0] <= LIMIT:
+    if not 0 <= len(indices) * depth <= LIMIT:
         return None
-    rows = np.full((len(indices), depth[0]), values[0], dtype=object)
+    rows = np.full((len(indices), depth), values[0], dtype=object)
     for row, index in zip(rows, indices, strict=True):
-        if -depth[0] <= index < depth[0]:
+        if -depth <= index < depth:
             row[index] = values[1]
-    return np.moveaxis(rows.reshape(*shape.shape, depth[0]), -1, axis)
+    return np.moveaxis(rows.reshape(*shape.shape, depth), -1, axis)
 
 
 mover("Gather", form=Picked)

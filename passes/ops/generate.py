@@ -13,7 +13,7 @@ from fa_compiler.passes.algebra.cases import Number, as_integer
 from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, integer, product
-from fa_compiler.passes.ir.nodes import input_of
+from fa_compiler.passes.ir.nodes import all_known, input_of
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -127,7 +127,7 @@ def _constant_of_shape(ctx: Context) -> Fact:
 
 @rule("Range")
 def _range(ctx: Context) -> Fact:
-    bounds = _range_bounds(ctx)
+    bounds = all_known(_range_bound(ctx.content(index)) for index in range(3))
     if bounds is None:
         return Fact(fresh(1), ctx.dtype(0))
     start, limit, delta = bounds
@@ -141,18 +141,13 @@ def _range(ctx: Context) -> Fact:
     return Fact((length,), ctx.dtype(0))
 
 
-def _range_bounds(ctx: Context) -> tuple[Dim, Dim, Dim] | None:
-    """Start, limit and step of a Range, if they are integers, or floats that are small integers: only these are counted
-    exactly. Others, or NaN, may give one step more or less."""
-    contents = [ctx.content(index) for index in range(3)]
-    known = [content.reshape(-1)[0] for content in contents if content is not None and content.size == 1]
-    if len(known) < 3:
-        return None
-    if all(isinstance(bound, Dim) for bound in known):
-        return known[0], known[1], known[2]
-    if any(isinstance(bound, Dim) or not abs(bound) < 2**11 or bound != int(bound) for bound in known):
-        return None
-    return Dim(int(known[0])), Dim(int(known[1])), Dim(int(known[2]))
+def _range_bound(content: Content | None) -> Dim | None:
+    """The start, limit or step of a Range, if it is an integer, or a float that is a small integer: only these are
+    counted exactly. Others, or NaN, may give one step more or less."""
+    number = None if content is None or content.size != 1 else content.reshape(-1)[0]
+    if number is None or isinstance(number, Dim):
+        return number
+    return Dim(int(number)) if abs(number) < 2**11 and number == int(number) else None
 
 
 @element("Range")

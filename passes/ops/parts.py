@@ -59,8 +59,8 @@ class Parts:
 
     def size(self, part: ir.Value, known: Known) -> Dim | None:
         """The length of a part along the axis; None where it is unknown."""
-        shape = known.shape(part)
-        return None if shape is None or len(shape) <= self.axis else shape[self.axis]
+        shape = known.sizes(part)
+        return shape[self.axis] if self.axis < len(shape) else None
 
     def starts(self, known: Known) -> list[Dim | None]:
         """Where each part begins in the whole; None behind a part of unknown size."""
@@ -95,41 +95,33 @@ def split_of(node: ir.Node | None, known: Known) -> Parts | None:
 
 
 def _parts(node: ir.Node, whole: ir.Value, parts: Sequence[ir.Value], default: int, known: Known) -> Parts | None:
-    shape = known.shape(whole)
-    axis = axis_in(int_attr(node, "axis", default), rank_of(shape))
-    if shape is None or axis is None:
-        return None
-    return Parts(node, whole, tuple(parts), axis, axis == len(shape) - 1)
+    rank = len(known.sizes(whole))
+    axis = axis_in(int_attr(node, "axis", default), rank)
+    return None if axis is None else Parts(node, whole, tuple(parts), axis, axis == rank - 1)
 
 
-def start_along(value: ir.Value, axis: int, known: Known) -> int | None:
+def start_along(value: ir.Value, axis: int, known: Known) -> Dim | None:
     """Where a value begins along an axis of the tensor that a Slice with steps of 1, or a Split, cuts it from. None
-    where that is unknown. It is negative where it is counted from the end of an axis of unknown size."""
-    node, shape = value.producer(), known.shape(value)
-    split = split_of(node, known)
+    where that is unknown."""
+    node = value.producer()
+    whole, split = known.sizes(operand_at(node, 0)), split_of(node, known)
     if split is not None:
-        start = split.start(value, known) if split.axis == axis else None
-        return None if start is None else start.const
-    if node is None or shape is None:
-        return None
-    first = slice_start(node, axis, len(shape), known)
-    whole = known.shape(operand_at(node, 0)) or shape
-    return first if first is None or first >= 0 else first + (whole[axis].const or 0)
+        return split.start(value, known) if split.axis == axis else None
+    start = slice_start(node, axis, len(whole), known)
+    return start if start is None or (start.const or 0) >= 0 else whole[axis] + start
 
 
 def cut_from(value: ir.Value, known: Known) -> tuple[ir.Value, int, int] | None:
     """The tensor that a Slice or Split cuts a value from, the one dimension that it cuts, and where the value begins
     there. None where the value is not cut like that, or where the sizes of that dimension are unknown."""
     node = value.producer()
-    source = operand_at(node, 0)
-    if not is_op(node, "Slice", "Split"):
-        return None
-    shape, whole = known.shape(value) or (), known.shape(source) or ()
-    axis = _axis_cut(shape, whole)
-    if axis is None or _begins_elsewhere(node, axis, len(shape), known):
+    source, shape = operand_at(node, 0), known.sizes(value)
+    axis = _axis_cut(shape, known.sizes(source)) if is_op(node, "Slice", "Split") else None
+    if node is None or axis is None or _begins_elsewhere(node, axis, len(shape), known):
         return None
     start = start_along(value, axis, known)
-    return None if start is None or start < 0 else (source, axis, start)
+    place = None if start is None else start.const
+    return None if place is None or place < 0 else (source, axis, place)
 
 
 def _axis_cut(shape: Shape, whole: Shape) -> int | None:
@@ -165,7 +157,7 @@ def equal_part(value: ir.Value, known: Known) -> EqualPart | None:
     is 1 where the part is without the axis."""
     node = value.producer()
     source = operand_at(node, 0)
-    shape = known.shape(source)
+    shape = known.sizes(source)
     if not shape or not takes_parts(node):
         return None
     if is_op(node, "Slice"):
@@ -182,13 +174,12 @@ def _equal_slice(node: ir.Node, source: ir.Value, shape: Shape, known: Known) ->
     """The one axis that a Slice cuts into equal parts, of which it takes a whole one; None where it names another axis,
     too."""
     result = node.outputs[0]
-    cut, bounds = cut_from(result, known), slice_bounds(node, known, len(shape))
-    part = known.shape(result)
-    if cut is None or bounds is None or len(bounds) != 1 or part is None:
+    cut, bound = cut_from(result, known), sole(slice_bounds(node, known, len(shape)))
+    if cut is None or bound is None or bound[0] != cut[1]:
         return None
     _, axis, start = cut
-    size, whole = part[axis].const, shape[axis].const
-    if not size or whole is None or whole % size or start % size or bounds[0][0] != axis:
+    size, whole = known.sizes(result)[axis].const, shape[axis].const
+    if not size or whole is None or whole % size or start % size:
         return None
     return EqualPart(source, axis, whole // size)
 

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from fa_compiler.passes.algebra.symbolic import Dim, consts
-from fa_compiler.passes.ir.nodes import all_known, sole, without_none
+from fa_compiler.passes.algebra.symbolic import Dim
+from fa_compiler.passes.ir.nodes import sole, without_none
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
@@ -16,6 +16,7 @@ from fa_compiler.passes.ops.context import (
     broadcast,
     content_fact,
     dim_array,
+    integers_of,
     rank_of,
     rule,
     with_dims,
@@ -74,12 +75,8 @@ def _point(ctx: Context, index: int) -> int | None:
 
 def _integers(content: Content | None) -> npt.NDArray[np.int64] | None:
     """A content of integers that are the same in every run."""
-    if content is None or content.dtype != object:
-        return None
-    numbers = all_known(consts(content.reshape(-1)))
-    if numbers is None:
-        return None
-    return np.array(numbers, dtype=np.int64).reshape(content.shape)
+    numbers = None if content is None or content.dtype != object else integers_of(content)
+    return None if numbers is None else numbers.astype(np.int64)
 
 
 @rule("MatMulInteger")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+from functools import partial, reduce
 
 import onnx_ir as ir
 
 from fa_compiler.passes.algebra.cases import Number
 from fa_compiler.passes.algebra.formula import Index
 from fa_compiler.passes.algebra.symbolic import Dim, product
-from fa_compiler.passes.ir.nodes import elsewhere, input_of, int_attr, opset
+from fa_compiler.passes.ir.nodes import axes_of, elsewhere, input_of, int_attr, operand_at, opset
 from fa_compiler.passes.ops.context import (
     Content,
     Context,
@@ -66,6 +67,12 @@ def axes_combined(node: ir.Node, rank: int, opset: int, known: Known) -> range |
     return range(first, rank if flattens or node.op_type in LAYER_NORMS else first + 1)
 
 
+def keeps_last_axis(node: ir.Node, known: Known) -> bool:
+    """Does a reduction run along the last axis alone, which stays with size 1?"""
+    shape = known.shape(operand_at(node, 0))
+    return shape is not None and int_attr(node, "keepdims", 1) == 1 and axes_of(node) in ([-1], [len(shape) - 1])
+
+
 def axes_as_input(op_type: str) -> int:
     """The first opset in which a reduction has its axes as an input."""
     return 13 if op_type == "ReduceSum" else 18
@@ -100,30 +107,22 @@ def _without(shape: Shape, gone: Collection[int], keep: bool) -> Shape:
     return tuple(elsewhere(shape, gone))
 
 
+_TOTALS: Mapping[str, Callable[[list[Dim]], Dim]] = {
+    "ReduceProd": product,
+    "ReduceSum": partial(reduce, Dim.__add__),
+    "ReduceMax": partial(reduce, Dim.max),
+    "ReduceMin": partial(reduce, Dim.min),
+}
+"""What the reductions of integers make of all elements."""
+
+
 def _total_of_all(ctx: Context) -> Content | None:
     """The reduction of all elements of a small tensor of integers; None where it is unknown."""
-    content = ctx.content(0)
-    if content is None or content.dtype != object or not content.size:
+    content, total = ctx.content(0), _TOTALS.get(ctx.node.op_type)
+    if content is None or content.dtype != object or not content.size or total is None:
         return None
-    total = _total(ctx.node.op_type, list(content.reshape(-1)))
-    if total is None:
-        return None
-    folded = dim_array(total)
-    if not does_not_overflow(folded, ctx.dtype(0)):
-        return None
-    return folded
-
-
-def _total(op: str, items: list[Dim]) -> Dim | None:
-    if op == "ReduceProd":
-        return product(items)
-    combine = {"ReduceSum": Dim.__add__, "ReduceMax": Dim.max, "ReduceMin": Dim.min}.get(op)
-    if combine is None:
-        return None
-    total = items[0]
-    for item in items[1:]:
-        total = combine(total, item)
-    return total
+    folded = dim_array(total(list(content.reshape(-1))))
+    return folded if does_not_overflow(folded, ctx.dtype(0)) else None
 
 
 @rule(*ARGUMENTS)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.known import if_known
 from fa_compiler.passes.algebra.symbolic import Dim, consts, product
-from fa_compiler.passes.ir.nodes import all_known, first, input_of
+from fa_compiler.passes.ir.nodes import all_known, first, input_of, sole
 from fa_compiler.passes.ops.context import (
     LIMIT,
     Content,
@@ -188,10 +188,11 @@ def _sequence_insert(ctx: Context) -> Fact:
 
 @rule("SequenceAt")
 def _sequence_at(ctx: Context) -> Fact:
-    parts, index = ctx.fact(0).parts, ctx.ints(1)
-    if parts is None or index is None or len(index) != 1 or not -len(parts) <= index[0] < len(parts):
+    parts = ctx.fact(0).parts or ()
+    place = axis_in(sole(ctx.ints(1)), len(parts))
+    if place is None:
         return Fact(fresh(if_known(len, ctx.node.outputs[0].shape)), ctx.dtype(0))
-    return Fact(parts[index[0]], ctx.dtype(0))
+    return Fact(parts[place], ctx.dtype(0))
 
 
 @shape_rule("Pad")

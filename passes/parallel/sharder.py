@@ -660,6 +660,10 @@ class _Settled:
         shape = self.sharder.info.shape(value)
         return None if shape is None else tuple(map(self.sharder.settled_size, shape))
 
+    def sizes(self, value: ir.Value | None) -> Shape:
+        """The shape; () where the rank is unknown."""
+        return self.shape(value) or ()
+
     def dtype(self, value: ir.Value | None) -> ir.DataType | None:
         """The element type."""
         return self.sharder.info.dtype(value)

@@ -37,7 +37,6 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.symbolic import Dim, consts
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
-    constant,
     distinct_consumers,
     has_row,
     holds_output,
@@ -52,11 +51,12 @@ from fa_compiler.passes.ir.nodes import (
     permutation,
     reached,
     readers_of,
+    single,
     sole,
     without_none,
 )
 from fa_compiler.passes.layout.contraction import Contraction, any_contraction
-from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
 from fa_compiler.passes.ops.movers import LAYOUT_OPS, element_source
 from fa_compiler.passes.ops.parts import cut_from, split_of
@@ -139,10 +139,10 @@ def _packed(node: ir.Node, info: ShapeInfo) -> _Packed | None:
     """A Transpose that only such cuts read; None for other nodes."""
     if not is_op(node, "Transpose") or node.outputs[0].is_graph_output():
         return None
-    shape = info.shape(node.outputs[0])
+    shape = info.sizes(node.outputs[0])
     cuts = _all_cuts(node.outputs[0], shape, info) if shape else ()
     axis = sole({cut.axis for cut in cuts})
-    if not shape or axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
+    if axis is None or len(cuts) < 2 or not _covers(cuts, shape[axis]):
         return None
     perm = permutation(node, len(shape))
     if perm is None or not all(_is_multiplied(cut.value, info) for cut in cuts):
@@ -211,14 +211,11 @@ def _split_cuts(split: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
 
 def _gathered_cut(gather: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:
     """Case 2."""
-    axis, index = int_attr(gather, "axis", 0) % len(shape), constant(input_of(gather, 1), limit=1)
-    length = shape[axis].const
-    if index is None or index.size != 1 or index.ndim > 1 or length is None:
+    axis, index = int_attr(gather, "axis", 0) % len(shape), single(input_of(gather, 1))
+    if index is None or index.ndim > 1:
         return []
-    place = int(index.item())
-    if not -length <= place < length:
-        return []
-    return [_Cut(gather.outputs[0], axis, place % length, 1, not index.ndim)]
+    place = axis_in(int(index.item()), shape[axis].const)
+    return [] if place is None else [_Cut(gather.outputs[0], axis, place, 1, not index.ndim)]
 
 
 def _sliced_cut(node: ir.Node, shape: Shape, info: ShapeInfo) -> list[_Cut]:

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from fa_compiler.passes.algebra.symbolic import consts
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import (
     constant,
@@ -126,18 +127,19 @@ def _part(written: ir.Value, info: ShapeInfo) -> _Part | None:
 def _range(indices: ir.Value, info: ShapeInfo) -> range:
     """The places of indices such as [[3], [4], ...]; empty where they are not known to be one range."""
     if (numbers := constant(indices)) is not None:
-        start = int(numbers.flat[0]) if numbers.size else -1
+        start = int(next(iter(numbers.flat), 0))
         found = range(start, start + numbers.size)
         return found if numbers.shape[1:] == (1,) and start >= 0 and list(numbers.flat) == list(found) else range(0)
-    line, shape = operand_at(indices.producer(), 0), info.sizes(indices)
-    if not is_op(indices.producer(), "Unsqueeze") or len(shape) != 2 or shape[1] != 1 or shape[0].const is None:
+    maker, sizes = indices.producer(), consts(info.sizes(indices))
+    line = operand_at(maker, 0)
+    if not is_op(maker, "Unsqueeze") or len(sizes) != 2 or sizes[1] != 1 or sizes[0] is None:
         return range(0)
     cut = cut_from(line, info)
     whole, _, start = (line, 0, 0) if cut is None else cut
     counted = whole.producer()
     if not is_op(counted, "Range") or [info.integer(operand_at(counted, place)) for place in (0, 2)] != [0, 1]:
         return range(0)
-    return range(start, start + shape[0].const)
+    return range(start, start + sizes[0])
 
 
 def _moved(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, tuple[int, ...]]:

@@ -52,7 +52,7 @@ from fa_compiler.passes.ir.nodes import (
     text_attr,
 )
 from fa_compiler.passes.ir.surgery import restore_order, sweep
-from fa_compiler.passes.ops.context import Shape
+from fa_compiler.passes.ops.context import Shape, axis_in
 from fa_compiler.passes.ops.parts import CONCAT_AXIS, concat_of, split_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -150,8 +150,7 @@ class _Bypass:
 
     def _place(self, value: ir.Value, axis: int) -> int | None:
         """An axis of a value, counted from the first one."""
-        rank = len(self.info.sizes(value))
-        return axis % rank if -rank <= axis < rank else None
+        return axis_in(axis, len(self.info.sizes(value)))
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -209,10 +208,9 @@ class _Bypass:
 
     def element(self, node: ir.Node) -> ir.Value | None:
         """Case 5."""
-        elements, index = self._elements(node.inputs[0]), _index(input_of(node, 1))
-        if elements is None or index is None or not -len(elements) <= index < len(elements):
-            return None
-        return elements[index]
+        elements = self._elements(node.inputs[0]) or ()
+        place = axis_in(_index(input_of(node, 1)), len(elements))
+        return None if place is None else elements[place]
 
     def joined_sequence(self, node: ir.Node) -> ir.Value | None:
         """Cases 6 and 7."""
@@ -251,11 +249,9 @@ class _Bypass:
 
     def erased(self, node: ir.Node) -> _Sequence | None:
         """Case 9, with one element less."""
-        elements, index = self._elements(node.inputs[0]), _index(input_of(node, 1), absent=-1)
-        if not elements or index is None or not -len(elements) <= index < len(elements):
-            return None
-        index %= len(elements)
-        return (*elements[:index], *elements[index + 1 :])
+        elements = self._elements(node.inputs[0]) or ()
+        place = axis_in(_index(input_of(node, 1), absent=-1), len(elements))
+        return None if place is None else (*elements[:place], *elements[place + 1 :])
 
     def split(self, node: ir.Node) -> _Sequence | None:
         """Case 10."""

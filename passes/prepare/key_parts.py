@@ -72,6 +72,7 @@ from fa_compiler.passes.ir.nodes import (
     inputs_of,
     is_op,
     only_reader,
+    operand_at,
     operand_orders,
     operands,
     outputs_of,
@@ -83,9 +84,8 @@ from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.factors import factorings
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.ops.context import Shape
-from fa_compiler.passes.ops.cuts import slice_bounds
 from fa_compiler.passes.ops.elementwise import FOUR_OPERATIONS
-from fa_compiler.passes.ops.parts import concat_of, split_of
+from fa_compiler.passes.ops.parts import concat_of, start_along
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 from fa_compiler.passes.values.shapes import ShapeInfo
 
@@ -303,7 +303,7 @@ def _score_part(value: ir.Value, info: ShapeInfo) -> _Part | None:
     for scaled, term in ((value, None), *summands):
         product = _scaled_product(scaled, info)
         if product is not None:
-            return _query_and_keys(*product, term, info.shape(value), info)
+            return _query_and_keys(*product, term, info.sizes(value), info)
     return None
 
 
@@ -331,10 +331,10 @@ def _sole_maker(value: ir.Value) -> ir.Node | None:
 
 
 def _query_and_keys(
-    product: Contraction, number: float, term: ir.Value | None, shape: Shape | None, info: ShapeInfo
+    product: Contraction, number: float, term: ir.Value | None, shape: Shape, info: ShapeInfo
 ) -> _Part | None:
     """A product of a query with keys along the last dimension, and its term."""
-    if len(product.out) < 2 or shape is None or len(shape) != len(product.out):
+    if not 2 <= len(product.out) == len(shape):
         return None
     row, key = product.out[-2:]
     side = int(key not in product.labels[1])
@@ -410,19 +410,10 @@ def _in_order(cuts: Sequence[ir.Value], probabilities: ir.Value, shape: Shape, i
 
 def _cut_start(cut: ir.Value, whole: ir.Value, shape: Shape, info: ShapeInfo) -> Dim | None:
     """Where a cut of the last dimension begins. None where it cuts something else, or where that is unknown."""
-    node, own = cut.producer(), info.shape(cut)
-    if node is None or own is None or own[:-1] != shape[:-1] or node.inputs[0] is not whole:
+    own = info.shape(cut)
+    if own is None or own[:-1] != shape[:-1] or operand_at(cut.producer(), 0) is not whole:
         return None
-    if (split := split_of(node, info)) is not None:
-        return split.start(cut, info) if split.is_last else None
-    last = len(shape) - 1
-    bounds = slice_bounds(node, info, len(shape))
-    if bounds is None or any(step != 1 for _, _, step in bounds):
-        return None
-    begin = next((start for axis, start, _ in bounds if axis == last), Dim(0))
-    if begin.const is not None and begin.const < 0:
-        begin = shape[last] + begin
-    return begin
+    return start_along(cut, len(shape) - 1, info)
 
 
 def _sum_of(values: Sequence[ir.Value]) -> ir.Value | None:

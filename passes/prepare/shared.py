@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import onnx_ir as ir
 
@@ -57,8 +58,8 @@ class Sharing:
         if own is None or len(group := self._by_product[own.product.node]) > MAX_SHARING:
             return []
         routes = [(sharing, path) for sharing, _ in group for path in paths(sharing, self.matcher.facts) or [()]]
-        nodes = [node for sharing, path in group for node in (*path.nodes, *sharing.nodes)]
-        accounted_for = frozenset((*nodes, *(node for _, path in routes for node in path)))
+        inner = ((*path.nodes, *sharing.nodes) for sharing, path in group)
+        accounted_for = frozenset(chain(*inner, *(path for _, path in routes)))
         if not 2 <= len(routes) <= MAX_SHARING:
             return []
         shared = [Sharer(sharing, Route(path, accounted_for)) for sharing, path in routes]

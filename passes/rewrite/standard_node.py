@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,15 @@ from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_RO
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import LayoutEmitter
 from fa_compiler.passes.emit.operators import AttrValue
-from fa_compiler.passes.ir.nodes import SIXTEEN_BITS, certain, inputs_of, makers_of, operand_at, without_none
+from fa_compiler.passes.ir.nodes import (
+    SIXTEEN_BITS,
+    certain,
+    inputs_of,
+    makers_of,
+    operand_at,
+    without_absent,
+    without_none,
+)
 from fa_compiler.passes.ir.surgery import depends
 from fa_compiler.passes.masks.band import WINDOW
 from fa_compiler.passes.masks.magnitudes import LARGE_HALF, LOST_IN
@@ -78,12 +86,7 @@ class StandardBuilder:
         query, key, value = self._operands()
         assumed = (*self._assumed(), *self._vouched_step())
         operator, builder = self.attention.operator, self.emitter.builder
-        if operator == ATTENTION:
-            inputs, attrs = self._attention(query, key, value)
-        elif operator == MULTI_HEAD:
-            inputs, attrs = self._multi_head(query, key, value)
-        else:
-            inputs, attrs = self._group_query(query, key, value)
+        inputs, attrs = _BUILT[operator](self, query, key, value)
         attrs["scale"] = float(np.float32(self.match.scale))
         while inputs[-1] is None:
             inputs.pop()
@@ -172,12 +175,7 @@ class StandardBuilder:
         row = self.plan.name.index("S")
         batch = self._largest(roles.batch, [*((value, 0) for value in operands), *((mask, -4) for mask in masks)])
         rows = self._largest(roles.q_seq, [(operands[0], row), *((mask, -2) for mask in masks)])
-        of_key: dict[int, ir.Value] = {}
-        if batch is not None:
-            of_key[0] = batch
-        of_query = dict(of_key)
-        if rows is not None:
-            of_query[row] = rows
+        of_key, of_query = without_absent({0: batch}), without_absent({0: batch, row: rows})
         expanded = []
         for value, sizes in zip(operands, (of_query, of_key, of_key), strict=True):
             value = self._expanded(value, sizes)
@@ -476,3 +474,11 @@ class StandardBuilder:
             return flat
         whole = [builder.dimension(query, 0), builder.dimension(key, self.plan.key_layout.index("S"))]
         return builder.expand(flat, builder.concat(whole, 0))
+
+
+_BUILT: Mapping[str, Callable[[StandardBuilder, ir.Value, ir.Value, ir.Value], _Parts]] = {
+    ATTENTION: StandardBuilder._attention,
+    MULTI_HEAD: StandardBuilder._multi_head,
+    GROUP_QUERY: StandardBuilder._group_query,
+}
+"""What the inputs and attributes of an operator are made by, of query, key and value."""

@@ -435,10 +435,10 @@ def _declared(dim: int | ir.SymbolicDim, axis: int, least: Mapping[str, int]) ->
     """The size of an axis of an input, as it is declared."""
     if isinstance(dim, int):
         return Dim(dim) if dim >= 0 else Dim.fresh()
-    name = dim.value
-    if name is not None and name.isdecimal() and name != str(axis) and int(name) >= SMALLEST_NUMERAL:
+    name = dim.value or ""
+    if name.isdecimal() and name != str(axis) and int(name) >= SMALLEST_NUMERAL:
         return Dim(int(name))
-    if not name or not any(map(str.isalpha, name)):
+    if not any(map(str.isalpha, name)):
         return Dim.fresh()
     size = named(name)
     return size.substitute({atom: Dim.symbol(atom.name, least[atom.name]) for atom in size.atoms if atom.name in least})
