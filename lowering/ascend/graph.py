@@ -127,6 +127,20 @@ class Graph:
         """The operators of a type, in order."""
         return (op for op in self.ops if op.type == op_type)
 
+    def ordered(self) -> list[Op]:
+        """The operators in an order in which they can run, by data and by control edges: a file may have any order.
+        Raises ValueError for a loop."""
+        import networkx as nx  # the import takes a tenth of a second; many commands do not need it
+
+        ops = {op.name: op for op in self.ops}
+        after = nx.DiGraph()
+        after.add_nodes_from(ops)
+        after.add_edges_from((source, op.name) for op in self.ops for source in op.sources if source in ops)
+        try:
+            return [ops[name] for name in nx.topological_sort(after)]
+        except nx.NetworkXUnfeasible:
+            raise ValueError(f"operator '{nx.find_cycle(after)[0][0]}' reads its own result") from None
+
     @property
     def subgraphs(self) -> list[str]:
         """The names of the graphs that its operators have."""

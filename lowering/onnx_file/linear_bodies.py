@@ -66,6 +66,13 @@ class _Body(FunctionWriter):
     def attrs(self) -> dict[str, Any]:
         return dict(self.key.attrs)
 
+    def past(self, name: str, *sizes: int) -> str:
+        """The past state, or zeros of these sizes for each row of an input."""
+        if "past_state" in self.key.inputs:
+            return self.wide("past_state")
+        shape = self.op("Concat", self.size(name, 0), self.ints(*sizes), axis=0)
+        return self.op("Expand", self.number(0.0), shape)
+
     def missing(self, tokens: str) -> str:
         """1 where there is no token, else 0. A Scan of no tokens ends the process (ONNX Runtime 1.32), and a Conv of
         fewer columns than its weight has is an error. So each gets one token at least, whose results are dropped."""
@@ -99,7 +106,7 @@ class _Recurrence(_Body):
         if rule in LOW_RANK:
             each["p"] = self._split("low_rank_write", heads, heads, heads, (size, 1))
             each["r"] = self._split("low_rank_read", heads, heads, heads, (1, size))
-        first, tokens = self._first_state(heads, size, columns), self.size("query", 1)
+        first, tokens = self.past("query", heads, size, columns), self.size("query", 1)
         missing = self.missing(tokens)
         each = {name: self._one_at_least(value, missing) for name, value in each.items()}
         self.nodes.append(
@@ -118,7 +125,7 @@ class _Recurrence(_Body):
         scaled = self.op("Mul", read, self._scale(size))
         shape = self.op("Concat", self.size("query", 0), tokens, self.ints(out_heads * columns), axis=0)
         self.op("CastLike", self.op("Reshape", scaled, shape), "query", out="output")
-        self.op("CastLike", state, self._state_like(), out="present_state")
+        self.op("CastLike", state, "past_state" if "past_state" in self.key.inputs else "query", out="present_state")
 
     def _one_at_least(self, value: str, missing: str) -> str:
         """A value [B,T,..], followed by tokens of zeros."""
@@ -130,9 +137,6 @@ class _Recurrence(_Body):
     def _rows(self) -> list[str]:
         return [name for name in self.key.inputs if name not in ("past_state", "cu_seqlens")]
 
-    def _state_like(self) -> str:
-        return "past_state" if "past_state" in self.key.inputs else "query"
-
     def _split(self, name: str, heads: int, groups: int, states: int, last: tuple[int, int]) -> str:
         """An input in float32 as [B,T,states,*last]. `heads` heads are `groups` groups, each for several states."""
         value = self.wide(name)
@@ -141,12 +145,6 @@ class _Recurrence(_Body):
         value = self.op("Reshape", value, self.ints(0, 0, groups, 1, *last))
         value = self.op("Expand", value, self.ints(1, 1, 1, states // groups, 1, 1))
         return self.op("Reshape", value, self.ints(0, 0, states, *last))
-
-    def _first_state(self, heads: int, size: int, columns: int) -> str:
-        if "past_state" in self.key.inputs:
-            return self.wide("past_state")
-        shape = self.op("Concat", self.size("query", 0), self.ints(heads, size, columns), axis=0)
-        return self.op("Expand", self.number(0.0), shape)
 
     def _scale(self, size: int) -> str:
         """The scale; without one, or with 0, that of the head size."""
@@ -192,11 +190,7 @@ class _Convolution(_Body):
         given = self.wide("input")
         if attrs["channels_last"]:
             given = self.op("Transpose", given, perm=[0, 2, 1])
-        if "past_state" in self.key.inputs:
-            before = self.wide("past_state")
-        else:
-            shape = self.op("Concat", self.size("input", 0), self.ints(channels, columns - 1), axis=0)
-            before = self.op("Expand", self.number(0.0), shape)
+        before = self.past("input", channels, columns - 1)
         tokens = self.size("input", 1 if attrs["channels_last"] else 2)
         shape = self.op("Concat", self.size("input", 0), self.ints(channels), self.missing(tokens), axis=0)
         joined = self.op("Concat", before, given, self.op("Expand", self.number(0.0), shape), axis=2)

@@ -118,33 +118,15 @@ class _GraphReader:
 
 
 def _sorted(graph: Graph) -> list[Op]:
-    """The operators in an order in which they can run, by data and by control edges. A file may have any order."""
-    by_name = {op.name: op for op in graph.ops}
-    done: dict[str, bool] = {}
-    ordered: list[Op] = []
-    for first in graph.ops:
-        stack = [(first, False)]
-        while stack:
-            op, leaving = stack.pop()
-            if leaving:
-                if not done[op.name]:
-                    done[op.name] = True
-                    ordered.append(op)
-                continue
-            if op.name in done:
-                if not done[op.name]:
-                    raise UnreadableError(f"operator '{op.name}' reads its own result")
-                continue
-            done[op.name] = False
-            stack.append((op, True))
-            earlier = [*(source.op for source in op.inputs if source is not None), *op.controls]
-            for name in earlier:
-                if done.get(name):
-                    continue
-                if name not in by_name:
-                    raise UnreadableError(f"operator '{op.name}' reads '{name}', which is not in the graph")
-                stack.append((by_name[name], False))
-    return ordered
+    """The operators in an order in which they can run."""
+    names = {op.name for op in graph.ops}
+    for op in graph.ops:
+        if lost := [name for name in op.sources if name not in names]:
+            raise UnreadableError(f"operator '{op.name}' reads '{lost[0]}', which is not in the graph")
+    try:
+        return graph.ordered()
+    except ValueError as error:
+        raise UnreadableError(str(error)) from None
 
 
 def _integer(op: Op, name: str) -> int:

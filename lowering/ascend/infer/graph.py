@@ -54,21 +54,14 @@ class _Inference:
 
     def graph(self, graph: Graph, passed: Mapping[int, Fact]) -> list[Fact]:
         """The facts of a graph's outputs. `passed` are the facts of the inputs of the operator that owns the graph."""
-        import networkx as nx  # the import takes a tenth of a second; code without inference does not need it
-
-        ops = {op.name: op for op in graph.ops}
-        after = nx.DiGraph()
-        after.add_nodes_from(ops)
-        after.add_edges_from((source.op, op.name) for op in graph.ops for source in op.inputs if source is not None)
         try:
-            order = [name for name in nx.topological_sort(after) if name in ops]
-        except nx.NetworkXUnfeasible:
+            order = graph.ordered()
+        except ValueError:
             return []
         facts: dict[tuple[str, int], Fact] = {}
         outputs: list[Fact] = []
         self._depth += 1
-        for name in order:
-            op = ops[name]
+        for op in order:
             inputs = dict(self._inputs(op, facts))
             if op.type == "NetOutput":
                 outputs = list(inputs.values())

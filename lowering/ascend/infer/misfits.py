@@ -306,13 +306,14 @@ def _normalised_axes(call: OpFacts) -> None:
     _weights(call)
 
 
-@_refuses("RotaryPositionEmbedding", "RotaryMul", "InterleaveRope")
+@_refuses("ApplyRotaryPosEmb", "RotaryPositionEmbedding", "RotaryMul", "InterleaveRope")
 def _tables(call: OpFacts) -> None:
     first, second = ("r1", "r2") if call.op.type == "RotaryMul" else ("cos", "sin")
-    x, cos, sin = (call.x(name).shape for name in ("x", first, second))
+    cos, sin = (call.x(name).shape for name in (first, second))
     if not shapes_agree(cos, sin):
         raise InferenceError(f"{first} has the shape {list(cos or ())}, {second} {list(sin or ())}")
-    _fit_table(first, cos, "x", x)
+    for name in ("query", "key") if call.op.type == "ApplyRotaryPosEmb" else ("x",):
+        _fit_table(first, cos, name, call.x(name).shape)
 
 
 def _fit_table(table: str, own: Shape, name: str, shape: Shape) -> None:
@@ -322,15 +323,6 @@ def _fit_table(table: str, own: Shape, name: str, shape: Shape) -> None:
     fits = len(shape) == len(own) > 0 and all(a == 1 or sizes_agree(a, b) for a, b in zip(own, shape, strict=True))
     if not fits or not sizes_agree(own[-1], shape[-1]):
         raise InferenceError(f"{table} has the shape {list(own)}, {name} {list(shape)}")
-
-
-@_refuses("ApplyRotaryPosEmb")
-def _tables_of_pair(call: OpFacts) -> None:
-    cos, sin = call.x("cos").shape, call.x("sin").shape
-    if not shapes_agree(cos, sin):
-        raise InferenceError(f"cos has the shape {list(cos or ())}, sin {list(sin or ())}")
-    for name in ("query", "key"):
-        _fit_table("cos", cos, name, call.x(name).shape)
 
 
 @_refuses("SwiGlu", "GeGluV2", "ClippedSwiglu")

@@ -11,7 +11,6 @@ from fa_compiler.lowering.ascend.convert.backward import (  # noqa: F401  import
     elementwise,
     fused,
     gradients,
-    hcom,
     indexing,
     linear,
     movement,

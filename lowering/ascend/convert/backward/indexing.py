@@ -35,17 +35,12 @@ def _scatter_elements(call: GeCall) -> str:
     )
 
 
-@handles("TensorScatterAdd")
-def _scatter_add(call: GeCall) -> str:
-    indices = call.cast(call.x("indices"), "DT_INT64")
-    return call.node("ScatterND", call.x("x"), indices, call.x("updates"), reduction="add")
-
-
-@handles("TensorScatterMax", "TensorScatterMin")
-def _scatter_extremum(call: GeCall) -> str:
+@handles("TensorScatterAdd", "TensorScatterMax", "TensorScatterMin")
+def _scatter_nd(call: GeCall) -> str:
+    """The tensor has another name in each of them."""
     reduction = call.op.type.removeprefix("TensorScatter").lower()
     indices = call.cast(call.x("indices"), "DT_INT64")
-    return call.node("ScatterND", call.x("input"), indices, call.x("updates"), reduction=reduction)
+    return call.node("ScatterND", call.x(call.spec.input_names[0]), indices, call.x("updates"), reduction=reduction)
 
 
 @handles("UnsortedSegmentSum")

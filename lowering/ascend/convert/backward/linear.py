@@ -123,16 +123,12 @@ def _centred(call: GeCall, x: str, rank: int, count: int, dtype: str) -> tuple[s
     return call.cast(y, dtype), mean, rate
 
 
-@handles("RmsNorm")
+@handles("RmsNorm", "GemmaRmsNorm")
 def _rms_norm(call: GeCall) -> Sequence[str]:
-    """gamma x / sqrt(mean(x^2) + epsilon). The mean is over gamma's axes, which are the last ones."""
-    return _normalised(call, call.x("x"), call.rank("x"), call.desc("x").dtype)
-
-
-@handles("GemmaRmsNorm")
-def _gemma_rms_norm(call: GeCall) -> Sequence[str]:
-    """The same with gamma plus one in place of gamma. The one is added in float32."""
-    return _normalised(call, call.x("x"), call.rank("x"), call.desc("x").dtype, 1.0)
+    """gamma x / sqrt(mean(x^2) + epsilon). The mean is over gamma's axes, which are the last ones. GemmaRmsNorm has
+    gamma plus one in place of gamma. The one is added in float32."""
+    more = 1.0 if call.op.type == "GemmaRmsNorm" else 0.0
+    return _normalised(call, call.x("x"), call.rank("x"), call.desc("x").dtype, more)
 
 
 @handles("AddRmsNorm")

@@ -44,14 +44,9 @@ def _unsqueeze_v3(call: GeCall) -> str:
     return call.node("Unsqueeze", call.x("x"), call.x("axes"))
 
 
-@handles("Shape")
+@handles("Shape", "Size")
 def _shape(call: GeCall) -> str:
-    return call.cast(call.node("Shape", call.x("x")), call.type_attr("dtype"))
-
-
-@handles("Size")
-def _size(call: GeCall) -> str:
-    return call.cast(call.node("Size", call.x("x")), call.type_attr("dtype"))
+    return call.cast(call.node(call.op.type, call.x("x")), call.type_attr("dtype"))
 
 
 @handles("ConcatD")

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
-
-
-def _flags(call: GeCall) -> dict[str, Any]:
-    return {"keepdims": int(call.attr("keep_dims")), "noop_with_empty_axes": int(call.attr("noop_with_empty_axes"))}
 
 
 @handles("ReduceSum", "ReduceMean", "ReduceProd", "ReduceMax", "ReduceMin", "ReduceLogSumExp")
 def _reduce(call: GeCall) -> str:
-    return call.node(call.op.type, call.x("x"), call.cast(call.x("axes"), "DT_INT64"), **_flags(call))
+    keeps, noop = (int(call.attr(name)) for name in ("keep_dims", "noop_with_empty_axes"))
+    axes = call.cast(call.x("axes"), "DT_INT64")
+    return call.node(call.op.type, call.x("x"), axes, keepdims=keeps, noop_with_empty_axes=noop)
 
 
 @handles("ReduceAny", "ReduceAll")

@@ -33,7 +33,7 @@ def reduce_over(call: OnnxCall, op_type: str, x: Tensor) -> Tensor:
     return call.emitter.op(op_type, x, call.emitter.ints(axes), out=out, **attributes)
 
 
-@handles("ReduceSum", "ReduceMean", "ReduceProd")
+@handles("ReduceSum", "ReduceMean", "ReduceProd", "ReduceLogSumExp")
 def _reduce(call: OnnxCall) -> Tensor:
     return reduce_over(call, call.node.op_type, call.x())
 
@@ -66,21 +66,8 @@ def _reduce_log_sum(call: OnnxCall) -> Tensor:
     return call.unary("Log", reduce_over(call, "ReduceSum", call.x()))
 
 
-@handles("ReduceLogSumExp")
-def _reduce_log_sum_exp(call: OnnxCall) -> Tensor:
-    return reduce_over(call, "ReduceLogSumExp", call.x())
-
-
-@handles("GlobalAveragePool")
-def _global_average(call: OnnxCall) -> Tensor:
-    return _over_space(call, "ReduceMean")
-
-
-@handles("GlobalMaxPool")
-def _global_max(call: OnnxCall) -> Tensor:
-    return _over_space(call, "ReduceMax")
-
-
-def _over_space(call: OnnxCall, op_type: str) -> Tensor:
+@handles("GlobalAveragePool", "GlobalMaxPool")
+def _over_space(call: OnnxCall) -> Tensor:
+    op_type = "ReduceMean" if call.node.op_type == "GlobalAveragePool" else "ReduceMax"
     axes = call.emitter.ints(range(2, call.x().rank))
     return call.reduced(op_type, call.x(), axes, call.out(), keep=True)
