@@ -643,5 +643,5 @@ def _block_of(anchor: str, decline: Decline) -> Block:
 
 
 def _in_function(call: ir.Node, softmax: str) -> Block:
-    reason = f"the function {call.domain}::{call.op_type} takes a graph or is written for another opset"
+    reason = f"the function {call.domain}::{call.op_type} takes a graph, or the model's opset changes an operator in it"
     return _block_of(f"{label(call)}/{softmax}", Decline(Code.FUNCTION, reason, call))

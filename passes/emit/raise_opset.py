@@ -83,7 +83,7 @@ def raise_opset(model: ir.Model, least: int) -> None:
 def _change(node: ir.Node, given: int, least: int) -> Callable[[ir.Node, Names], None] | None:
     """What has to be done to a node; None where it means the same in both opsets. Raises Decline."""
     kind = node.op_type
-    if not _has_changed(kind, given, least) or kind in SAME:
+    if not has_changed(kind, given, least) or kind in SAME:
         return None
     if kind in REDUCTIONS and given < 18:
         return _axes_as_input
@@ -119,7 +119,7 @@ def _refused(why: str, node: ir.Node, given: int, least: int) -> Decline:
     return Decline(Code.OPSET, reason, node, f"export again with opset {least}")
 
 
-def _has_changed(kind: str, given: int, least: int) -> bool:
+def has_changed(kind: str, given: int, least: int) -> bool:
     """Is the operator defined anew between two opsets? An unknown one counts as changed."""
     try:
         return bool(defs.get_schema(kind, given, "").since_version != defs.get_schema(kind, least, "").since_version)

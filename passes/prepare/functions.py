@@ -2,9 +2,12 @@
 
 Attention may be spread over functions: one computes the scores, another the softmax. So every function that can be
 inlined is inlined; only a model without any softmax keeps its functions, and without any operator that is written out
-(written_out.py). A function cannot be inlined if it is written
-for another opset version than the model, or if it takes a graph as attribute. The report then has one declined block
-for each softmax and call.
+(written_out.py). A function cannot be inlined if one of its operators is another in the model, or if it takes a graph
+as attribute. The report then has one declined block for each softmax and call.
+
+A function and the model may import different versions of a domain. Most operators are the same in both, and only those
+that the function holds count. A call of a function is found by the names alone. So the versions of domains that hold
+nothing but functions mean nothing; jax2onnx writes two of them.
 
 A function that is named like an operator which ONNX Runtime knows by itself, such as com.microsoft's Gelu, is never
 called: the runtime takes its operator. So such a function is dropped, and the nodes are read as that operator.
@@ -15,7 +18,7 @@ node that only takes the type of the scores is not taken for a reader of the sco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
@@ -24,6 +27,7 @@ from fa_compiler.op_registry.runtime_schemas import is_runtime_operator
 from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.attention_ops import is_attention_op
 from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.emit.raise_opset import has_changed
 from fa_compiler.passes.ir.nodes import all_nodes, is_op, nodes_of_type, operand_at
 from fa_compiler.passes.ir.surgery import sweep
 from fa_compiler.passes.prepare.written_out import is_written_out
@@ -63,20 +67,43 @@ def inline_functions(model: ir.Model, writes_out: bool) -> list[str]:
     dropped, nodes = drop_shadowed(model), _nodes(model)
     with_graphs = {node.op_identifier() for node in nodes if _takes_graph(node.attributes)}
     with_graphs.update(name for name, function in model.functions.items() if _takes_graph(function.attributes))
-    imports = _named(model.opset_imports)
-    fitting: set[ir.OperatorIdentifier] = set()
-    for identifier, function in model.functions.items():
-        wanted = _named(function.opset_imports)
-        same = all(imports.get(domain, version) == version for domain, version in wanted.items())
-        if same and identifier not in with_graphs:
-            fitting.add(identifier)
-            imports.update(wanted)  # the next functions have to agree with these
+    fitting = brought_to_one_version(model, model.functions.keys() - with_graphs)
     for node in nodes:  # a call may leave out the last outputs, but the pass needs all
         called = model.functions.get(node.op_identifier())
         if called is not None and len(node.outputs) < len(called.outputs):
             node.resize_outputs(len(called.outputs))
     _Inliner(criteria=lambda function: function.identifier() in fitting)(model)
     return dropped
+
+
+def brought_to_one_version(model: ir.Model, among: Collection[ir.OperatorIdentifier]) -> set[ir.OperatorIdentifier]:
+    """Those of the functions whose operators are the same in the versions that the model imports. They import these
+    versions afterwards, as the inliner asks for."""
+    imports = _named(model.opset_imports)
+    fitting: set[ir.OperatorIdentifier] = set()
+    for identifier in (each for each in model.functions if each in among):
+        function = model.functions[identifier]
+        wanted = _named(function.opset_imports)
+        operators = [node for node in all_nodes(function) if node.op_identifier() not in model.functions]
+        if all(_is_same(node, wanted, imports) for node in operators):
+            fitting.add(identifier)
+            read = {_domain(node.domain) for node in operators}
+            imports = {domain: wanted[domain] for domain in read & wanted.keys()} | imports
+    for identifier in fitting:
+        versions = model.functions[identifier].opset_imports
+        for domain, version in versions.items():
+            versions[domain] = imports.setdefault(_domain(domain), version)
+    return fitting
+
+
+def _is_same(node: ir.Node, wanted: Mapping[str, int], imports: Mapping[str, int]) -> bool:
+    """Is a function's operator the same in the versions that the function and the model import?"""
+    domain = _domain(node.domain)
+    there = wanted.get(domain)
+    here = imports.get(domain, there)
+    if there is None or here is None or domain:
+        return there == here
+    return there == here or not has_changed(node.op_type, there, here)
 
 
 def _has_reason(nodes: Sequence[ir.Node], writes_out: bool) -> bool:

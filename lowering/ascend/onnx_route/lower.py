@@ -41,7 +41,7 @@ from fa_compiler.passes.answer.options import NEWEST_OPSET
 from fa_compiler.passes.emit.build import Builder, Names
 from fa_compiler.passes.ir.nodes import STANDARD, all_graphs, all_nodes, domain_of, remember_versions
 from fa_compiler.passes.ir.surgery import restore_order, sweep
-from fa_compiler.passes.prepare.functions import drop_shadowed
+from fa_compiler.passes.prepare.functions import brought_to_one_version, drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
 TARGET = 17
@@ -108,21 +108,12 @@ def _inline(model: ir.Model) -> list[str]:
     drop_shadowed(model)
     if not model.functions:
         return []
-    imports = _by_domain(model.opset_imports)
-
-    def has_same_opsets(function: ir.Function) -> bool:
-        wanted = _by_domain(function.opset_imports)
-        return all(imports.get(domain, version) == version for domain, version in wanted.items())
-
-    for function in model.functions.values():
-        if has_same_opsets(function):
-            for domain, version in function.opset_imports.items():
-                model.opset_imports.setdefault(domain, version)
-    other_opsets = {identifier for identifier, function in model.functions.items() if not has_same_opsets(function)}
-    InlinePass(criteria=has_same_opsets)(model)
+    fitting = brought_to_one_version(model, model.functions)
+    other_opsets = model.functions.keys() - fitting
+    InlinePass(criteria=lambda function: function.identifier() in fitting)(model)
     called = {node.op_identifier() for node in all_nodes(model.graph)}
     problems = [
-        problem_at(node, "this function is written for another opset than the model; export with one opset for both")
+        problem_at(node, "the model's opset changes an operator in this function; export with one opset for both")
         for node in all_nodes(model.graph)
         if node.op_identifier() in other_opsets
     ]

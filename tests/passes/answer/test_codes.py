@@ -16,7 +16,7 @@ from fa_compiler.passes.answer.decline import label
 from fa_compiler.passes.answer.options import Target
 from fa_compiler.passes.fusion import NEWEST_OPSET
 from tests.passes.backward.test_rejects import model as training
-from tests.passes.ir.test_scopes import ATTENTION, branches, function
+from tests.passes.ir.test_scopes import ATTENTION, branches, calling, function
 from tests.passes.running import PRODUCT_PV, PRODUCT_QK, SOFTMAX, parse
 from tests.passes.tape import Training, compose
 
@@ -121,7 +121,7 @@ PROVOKED: dict[Code, Provoked] = {
         ),
         "ascend",
     ),
-    Code.FUNCTION: Provoked(text("y = f.attend(q, k, v)", functions=function(ATTENTION, opset=18))),
+    Code.FUNCTION: Provoked(lambda: calling(function(ATTENTION, opset=12))),
     Code.SCOPE: Provoked(text(PRODUCT_QK + SOFTMAX.format("s") + branches("a = MatMul(p, v)", "b = Neg(q)"), "bool c")),
     Code.TRAINING: Provoked(lambda: training({"ds": "ds = Identity(t)"})),
     Code.BIAS_GRADIENT: Provoked(bias_with_gradient),

@@ -7,7 +7,7 @@ import onnx
 import onnx_ir as ir
 import pytest
 
-from fa_compiler.passes import Report
+from fa_compiler.passes import Options, Report, fuse
 from fa_compiler.reference import evaluator
 from tests.passes.running import (
     PRODUCT_PV,
@@ -243,11 +243,38 @@ def test_castlike_of_a_model_without_attention_stays() -> None:
     assert ops(fused(model)[0]) == ["CastLike"]
 
 
-def test_function_of_another_opset_is_left_alone() -> None:
-    model = parse("a = f.attend(q, k, v) y = f.attend(a, k, v)", functions=function(ATTENTION, opset=18))
+def calling(*functions: str) -> onnx.ModelProto:
+    """A model that calls `attend`, and its functions, which onnx's checker does not see."""
+    model = parse("y = f.attend(q, k, v)")
+    model.functions.extend(map(onnx.parser.parse_function, functions))
+    return model
+
+
+def test_a_function_whose_operators_are_others_in_the_opset_of_the_model_is_left_alone() -> None:
+    """The Softmax of opset 12 flattens the axes behind its own."""
+    model = ir.from_proto(calling(function(ATTENTION, opset=12)))
+    assert [block.code for block in fuse(model, Options()).blocks] == ["function"]
+    assert [node.op_type for node in model.graph] == ["attend"]
+
+
+def test_a_function_of_another_opset_that_has_the_same_operators() -> None:
+    result, report = same(calling(function(ATTENTION, opset=18)))
+    assert [block.status for block in report.blocks] == ["fused"]
+    assert not result.functions
+
+
+@pytest.mark.parametrize("versions", [(1, 17, 18), (17, 1, 1)], ids=str)
+def test_the_version_of_a_domain_of_functions_means_nothing(versions: tuple[int, ...]) -> None:
+    """jax2onnx imports the domains of functions with 1 in the model, and with the standard opset in functions."""
+    inner = function(ATTENTION, name="inner").replace('"f"', '"g"')
+    model = calling(function("x = g.inner(q, k, v) y = Identity(x)"), inner)
+    owners = (model, *model.functions)
+    for owner, version in zip(owners, versions, strict=True):
+        del owner.opset_import[1:]
+        owner.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain in "fg")
     result, report = same(model)
-    assert [block.code for block in report.blocks] == ["function", "function"]
-    assert [node.op_type for node in result.graph.node] == ["attend", "attend"]
+    assert [block.status for block in report.blocks] == ["fused"]
+    assert not result.functions
 
 
 def test_a_branch_is_of_the_opset_of_its_model_beside_a_function_of_another() -> None:
