@@ -48,6 +48,7 @@ from fa_compiler.passes.matching.match import AttentionMatch
 from fa_compiler.passes.matching.other_softmaxes import other_softmaxes
 from fa_compiler.passes.matching.routes import ONLY, Route
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor, anchors
+from fa_compiler.passes.prepare.chosen_addends import add_under_conditions
 from fa_compiler.passes.prepare.differences import move_products
 from fa_compiler.passes.prepare.functions import inline_functions, resolve_casts, softmaxes_in_functions
 from fa_compiler.passes.prepare.joined_values import join_values
@@ -376,7 +377,7 @@ class _Run:
         if not graph.outputs or self.opset > NEWEST_OPSET:
             return listed, all_made
         new_builder = partial(Builder, graph, self.names, self.facts.info)
-        for step in (take_apart, move_products, add_to_whole, join_keys, join_values):
+        for step in (take_apart, move_products, add_to_whole, add_under_conditions, join_keys, join_values):
             substitutions = step(graph, listed, self.matcher, new_builder)
             all_made.update(substitutions)
             if substitutions.made:

@@ -27,7 +27,8 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            where the scores are one of its first two operands and
                                                            no operand is given twice
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
-     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. 1 - b
+     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. f may be
+                                                           repeated for all scores (TensorFlow's ones_like). 1 - b
             | Sub(Mul(scores, b), t)                       may be the opposite of a boolean (tf2onnx), and t
                                                            c * (b - 1) or Where(boolean of b, 0, f).
                                                            Or b and t are constants; b of 0 and c: c is also a scale.
@@ -580,7 +581,7 @@ def _peel_blend(node: ir.Node, viewer: Viewer) -> Peeled:
     """Case 11: the sum; `_peel_zeros` takes the product with b."""
     for zeroed, rest in _sums(node):
         for keep, scores in operand_orders(zeroed.producer(), "Mul"):
-            fill = _fill(rest, keep, viewer)
+            fill = _fill(rest, keep, scores, viewer)
             if fill is not None and _leads_to_product(scores, viewer):
                 return Select(node, keep, True, -fill if node.op_type == "Sub" else fill), zeroed
     return None
@@ -633,21 +634,31 @@ def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> lis
     return [info.scalar(number) for tested, number in orders if equal_values(tested, value)]
 
 
-def _fill(rest: ir.Value, keep: ir.Value, viewer: Viewer) -> float | None:
+def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> float | None:
     """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
-    left, right = constant(rest), constant(keep)
+    left, right = constant(rest), truth_numbers(keep)
     if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
         return _folded_fill(left, right)
     rest, keep = _in_front_of_moves(rest, keep)
     maker = rest.producer()
     if is_op(maker, "Where"):
         return _selected_fill(maker, keep, viewer)
-    if (share := viewer.factor(maker)) is None:
-        return None
-    difference, number = share
-    if match(KEEP_MINUS_ONE, difference, viewer.info, {"keep": keep}) is not None:
-        return -number
-    return number if _is_rest(difference, keep, viewer.info) else None
+    for difference, number in _shares(maker, scores, viewer):
+        if match(KEEP_MINUS_ONE, difference, viewer.info, {"keep": keep}) is not None:
+            return -number
+        if is_rest(difference, keep, viewer.info):
+            return number
+    return None
+
+
+def _shares(node: ir.Node | None, scores: ir.Value, viewer: Viewer) -> Iterator[tuple[ir.Value, float]]:
+    """How a node may be read as a tensor times one number, which may be repeated for all scores."""
+    if (share := viewer.factor(node)) is not None:
+        yield share
+        return
+    for value, number in operand_orders(node, "Mul"):
+        if (known := viewer.uniform_value(number, scores)) is not None:
+            yield value, known
 
 
 def _in_front_of_moves(one: ir.Value, other: ir.Value) -> tuple[ir.Value, ir.Value]:
@@ -679,14 +690,32 @@ def _folded_fill(rest: np.ndarray | None, keep: np.ndarray) -> float | None:
     return float(numbers[0]) if numbers.size == 1 else None
 
 
-def _is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
+def is_rest(rest: ir.Value, keep: ir.Value, info: ShapeInfo) -> bool:
     """Is `rest` equal to 1 - keep?"""
     if match(ONE_MINUS_KEEP, rest, info, {"keep": keep}) is not None:
         return True
     (one, is_opposite), (other, is_other_opposite) = _flag(rest, info), _flag(keep, info)
     if other is ABSENT:
         other = keep
-    return is_opposite != is_other_opposite and equal_numbers(one, other)
+    if is_opposite != is_other_opposite and equal_numbers(one, other):
+        return True
+    left, right = truth_numbers(rest), truth_numbers(keep)
+    return left is not None and right is not None and np.array_equal(left, 1 - right)
+
+
+def truth_numbers(value: ir.Value) -> np.ndarray | None:
+    """The numbers of a constant, or of one that is cast from a constant boolean or its opposite; else None."""
+    node, negated = value.producer(), False
+    if not is_op(node, "Cast"):
+        return constant(value)
+    while is_op(node, "Cast", "Not"):
+        value, negated = operand_at(node, 0), negated != (node.op_type == "Not")
+        node = value.producer()
+    truths = constant(value)
+    if truths is None or truths.dtype != np.bool_:
+        return None
+    numbers: np.ndarray = (truths != negated).astype(np.float32)
+    return numbers
 
 
 def _flag(value: ir.Value, info: ShapeInfo) -> tuple[ir.Value, bool]:

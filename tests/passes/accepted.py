@@ -84,6 +84,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "by arithmetic": {"form": ("mul_add",)},
         "`min(s, where(mask, inf, -inf))`": {"form": ("least",)},
         "`where(mask, s * b, f)`": "masks/test_selections.py",
+        "`where(mask, s - c, s)`": "prepare/test_chosen_addends.py",
         "of more dimensions that are 1": "masks/test_enlarging_masks.py",
         "a floor": {"floor": (False, True)},
         "in float16 at -65504": "masks/test_half_floor.py",

@@ -342,7 +342,7 @@ class _Composer(Rare):
 
     def _terms(self, scores: str) -> str:
         rng, g = self.rng, self.g
-        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite"]
+        kinds = ["add"] * 18 + ["where"] * 12 + ["blend", "scale", "floor", "shift"] * 3 + ["cap", "opposite", "chosen"]
         if self.assume:
             kinds.remove("opposite")
         others, shifts = ([-1.0], [30.0, 1e4, -1e9]) if not self.assume else ([], [])
@@ -394,12 +394,27 @@ class _Composer(Rare):
                     for number in (low, -low):
                         pair = g.const(0.0, self.score_type), g.number(number, self.score_type)
                         scores = g.op("Add", scores, g.op("Where", self._condition(), *pair))
+                case "chosen":
+                    scores = self._chosen(scores)
                 case "shift":
                     scores = g.op("Add", scores, g.number(rng.choice([1.0, -0.5, *shifts]), self.score_type))
                 case _:
                     number = g.number(rng.choice([5.0, 50.0]), self.score_type)
                     scores = g.op("Mul", g.op("Tanh", g.op("Div", scores, number)), number)
         return scores
+
+    def _chosen(self, scores: str) -> str:
+        """The scores with a term or without it, as a condition says."""
+        rng, g, dtype = self.rng, self.g, self.score_type
+        condition = self._condition()
+        if rng.random() < 0.5:
+            changed = g.op("Sub", scores, g.number(-self._fill(), dtype))
+        else:
+            changed = g.op(rng.choice(["Add", "Sub"]), scores, self._addend())
+        if rng.random() < 0.5:
+            return g.op("Where", condition, *rng.choice([(changed, scores), (scores, changed)]))
+        chosen = g.op("Mul", changed, g.cast(condition, dtype))
+        return g.op("Add", chosen, g.op("Mul", scores, g.cast(g.op("Not", condition), dtype)))
 
     def _blend(self, scores: str) -> str:
         rng, g, dtype = self.rng, self.g, self.score_type
@@ -414,7 +429,10 @@ class _Composer(Rare):
         elif form == "less one":
             masked = g.op("Mul", g.op("Sub", kept, g.const(1.0, dtype)), g.number(-self._fill(), dtype))
         else:
-            masked = g.op("Mul", g.op("Sub", g.const(1.0, dtype), kept), g.number(self._fill(), dtype))
+            number = g.number(self._fill(), dtype)
+            if rng.random() < 0.1:
+                number = g.op("Expand", number, g.op("Shape", scores))
+            masked = g.op("Mul", g.op("Sub", g.const(1.0, dtype), kept), number)
         if rng.random() < 0.15:
             return g.op("Sub", g.op("Mul", scores, kept), g.op("Neg", masked))
         return g.op("Add", g.op("Mul", scores, kept), masked)

@@ -49,6 +49,8 @@ BLENDS = {
     "t = Mul(r, f) tm = Slice(t, end, start, axis, end) x = Add(g, tm) ",
     "less_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, h) x = Add(g, t) ",
     "less_one_subtracted": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, one) t = Mul(r, f) x = Sub(g, t) ",
+    "of_a_number_for_each_score": "b = Cast<to=1>(m) g = Mul(s, b) d = Not(m) r = Cast<to=1>(d) all = Shape(s) "
+    "wide = Expand(f, all) t = Mul(r, wide) x = Add(t, g) ",
     "where": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(m, zero, f) x = Add(g, t) ",
     "of_the_opposite_of_a_cast": "b = Cast<to=1>(m) g = Mul(b, s) m9 = Cast<to=9>(m) d = Not(m9) r = Cast<to=1>(d) "
     "t = Mul(f, r) x = Add(g, t) ",
@@ -79,6 +81,8 @@ NO_BLENDS = {
     "x = Add(g, t) ",
     "of_itself": "b = Cast<to=1>(m) g = Mul(s, b) r = Cast<to=1>(m) t = Mul(r, f) x = Add(g, t) ",
     "added_from_one": "b = Cast<to=1>(m) g = Mul(s, b) r = Sub(b, two) t = Mul(r, h) x = Add(g, t) ",
+    "of_numbers_for_each_score": "b = Cast<to=1>(m) g = Mul(s, b) d = Not(m) r = Cast<to=1>(d) t = Mul(r, w) "
+    "x = Add(g, t) ",
     "where_of_another_mask": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(n, zero, f) x = Add(g, t) ",
     "where_turned_round": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(m, f, zero) x = Add(g, t) ",
     "where_of_two_numbers": "b = Cast<to=1>(m) g = Mul(s, b) t = Where(m, one, f) x = Add(g, t) ",
@@ -110,6 +114,16 @@ def test_a_selection_by_constants(name: str) -> None:
     proto = on_scores(constants + "g = Mul(s, b) x = Add(g, t) ")
     block = same(proto)
     assert block.code in (None, code) and (block.status == "fused") == (code != "scale")
+
+
+@pytest.mark.parametrize("opposite", [True, False])
+def test_a_selection_by_a_constant_and_a_constant_boolean(opposite: bool) -> None:
+    """tf2onnx folds the term of a causal mask, and not the Not and the Cast of the factor."""
+    truths = "0,0,1,0,0,1" if opposite else "1,1,0,1,1,0"
+    constants = f"d = Constant<value=bool[1,1,1,6] {{{truths}}}>() "
+    constants += "t = Constant<value=float[1,1,1,6] {0,0,-inf,0,0,-inf}>() "
+    block = same(on_scores(constants + "e = Not(d) b = Cast<to=1>(e) g = Mul(s, b) x = Add(t, g) "))
+    assert block.status == ("fused" if opposite else "declined")
 
 
 SPARED = {
