@@ -116,11 +116,11 @@ def _choices(node: ir.Node, matcher: Matcher) -> Iterator[tuple[ir.Value, ir.Val
     info = matcher.facts.info
     for left, right in operand_orders(node, "Add") if info.dtype(node.outputs[0]) == ir.DataType.FLOAT else ():
         for lowered, flag in operand_orders(left.producer(), "Mul"):
-            if (condition := _condition(flag, info)) is None or not is_op(lowered.producer(), "Add", "Sub"):
+            if (truth := _condition(flag, info)) is None or not is_op(lowered.producer(), "Add", "Sub"):
                 continue
             for scores, rest in operand_orders(right.producer(), "Mul"):
                 if is_rest(rest, flag, info) and _is_finite(scores, lowered, matcher):
-                    yield condition, lowered, scores, True
+                    yield truth, lowered, scores, True
 
 
 def _addend(lowered: ir.Node, scores: ir.Value) -> ir.Value | None:
