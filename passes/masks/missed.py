@@ -191,7 +191,7 @@ def _masks_in_bias(plan: MaskPlan, planner: MaskPlanner) -> Iterator[tuple[BiasO
         if isinstance(step, Select):
             yield step, step.operand.view
         elif isinstance(step, Add):
-            numbers = planner.viewer.facts.sets.of(step.operand.view.base) or frozenset()
+            numbers = {step.sign * number for number in planner.viewer.facts.sets.of(step.operand.view.base) or ()}
             if 0.0 in numbers and min(numbers) <= ASSUMED_MASK:
                 yield step, step.operand.view
 

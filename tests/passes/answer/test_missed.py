@@ -35,6 +35,7 @@ WIDE_PADDING = (
 )
 """As XLM makes it: the mask alone says how many batch entries and rows there are."""
 SMALL = "tenth = Constant<value=float {-1e4}>() f = Where(m, nothing, tenth) x = Add(s, f) "
+SUBTRACTED = "tenth = Constant<value=float {1e4}>() f = Where(m, nothing, tenth) x = Sub(s, f) "
 SCALED = "w = Mul(s, t) f = Where(m, nothing, low) x = Add(w, f) "
 BIASED = "w = Add(s, b) f = Where(m, nothing, low) x = Add(w, f) "
 FIXED = "float[2,4,5,8] q, float[2,4,6,8] k, float[2,4,6,8] v"
@@ -137,6 +138,9 @@ LOST = {
         ),
     ),
     "a number": Lost(DENSE, "a mask constant such as", "--assume masks-dominate", lambda: masked(CAUSAL, SMALL)),
+    "a number that is subtracted": Lost(
+        DENSE, "a mask constant such as", "--assume masks-dominate", lambda: masked(CAUSAL, SUBTRACTED)
+    ),
     "empty rows": Lost(
         DENSE,
         "no query row is masked everywhere",
