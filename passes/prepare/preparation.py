@@ -1,8 +1,9 @@
 """Changes of a whole model before its attention is looked for: every result stays what it is, bit by bit.
 
 identities.py lets readers read what is behind operators that only hand on their input; filled.py joins the parts of
-tensors that are filled part by part; early_cuts.py cuts tensors before they are transposed. A model in which nothing is
-fused gets its own nodes back.
+tensors that are filled part by part; minima.py compares each of several integers in place of the least of them;
+counted.py counts positions in integers; early_cuts.py cuts tensors before they are transposed. A model in which nothing
+is fused gets its own nodes back.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Names
 from fa_compiler.passes.ir.nodes import remember_versions
+from fa_compiler.passes.prepare.counted import count_in_integers
 from fa_compiler.passes.prepare.early_cuts import cut_early
 from fa_compiler.passes.prepare.filled import join_parts
 from fa_compiler.passes.prepare.functions import may_hold_attention
 from fa_compiler.passes.prepare.identities import bypass_identities
+from fa_compiler.passes.prepare.minima import compare_each
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
-CHANGES = (bypass_identities, join_parts, cut_early)
+CHANGES = (bypass_identities, join_parts, compare_each, count_in_integers, cut_early)
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,7 @@ ACCEPTED: Mapping[str, Tested] = {
         "cached keys": {"pattern": ("cached",)},
         "sliding windows, bands": {"pattern": ("window", "cached_window", "band")},
         "the bits of integers": "masks/test_structure.py",
+        "the least of several integers": "prepare/test_minima.py",
         "padding beside": {"padding": ("", "and", "times", "gather"), "bound": (False, True)},
         "assigned to a slice or expanded to all rows": "masks/test_structure.py",
         "of heads that are folded into the batch": "masks/test_structure.py",
