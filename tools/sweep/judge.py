@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 import fa_compiler
-from fa_compiler.comparison.compare import EMPTY_ROW_TOLERANCE
+from fa_compiler.comparison.compare import COARSE_TOLERANCE
 from fa_compiler.lowering.ort import library_path
 from fa_compiler.passes.answer.report import INEXPRESSIBLE
 from tools.corpus import compare_inputs, compare_run
@@ -120,7 +120,7 @@ def compared(verdict: dict[str, Any], job: Mapping[str, Any]) -> None:
         place = str(Path(job["fused"]).with_suffix(f".{variant}.npz"))
         feeds = compare_run.load_inputs(job["inputs"])
         np.savez(place, **compare_inputs.vary(original, feeds, variant))
-        rounds.append((f"({words}) ", place, max(step, EMPTY_ROW_TOLERANCE if "masked everywhere" in words else 0.0)))
+        rounds.append((f"({words}) ", place, max(step, COARSE_TOLERANCE if "masked everywhere" in words else 0.0)))
     for words, inputs, step in rounds:
         answer = compare_run.run({**runs, "inputs": inputs, "lenient": True, "step": step})
         if answer["original_error"] is None:
