@@ -7,7 +7,7 @@ KerasHub merges padding into a causal mask so. The causal mask is found where it
 code cites the numbers of the cases:
 
     compared :=
-      1     Greater(least, c) | GreaterOrEqual(least, c)     c one number
+      1     Greater(least, c) | GreaterOrEqual(least, c)     c one number, of no more dimensions than the least
     least :=
       2     Min(a, b, ...)                           of int32 or int64
       3   | Cast(least)                              to float32, once
@@ -75,7 +75,7 @@ def compare_each(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> b
 def _compared(node: ir.Node, info: ShapeInfo) -> _Compared | None:
     """Case 1; None for other comparisons."""
     value, bound = operands(node)
-    if info.scalar(bound) is None or len(info.sizes(bound)) > 1 or node.outputs[0].is_graph_output():
+    if info.scalar(bound) is None or node.outputs[0].is_graph_output():
         return None
     dtype, moves = info.dtype(value), list[ir.Node]()
     while not is_op(maker := value.producer(), "Min"):
@@ -89,5 +89,7 @@ def _compared(node: ir.Node, info: ShapeInfo) -> _Compared | None:
         else:
             return None
     if dtype is None or info.dtype(value) not in INTEGERS or len(maker.inputs) < 2:  # 2
+        return None
+    if len(info.sizes(bound)) > len(info.sizes(value)):  # 1: the bound would give the parts more dimensions
         return None
     return _Compared(node, tuple(operands(maker)), dtype, tuple(reversed(moves)))

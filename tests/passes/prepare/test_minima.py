@@ -53,6 +53,8 @@ OTHERS = {
     "compared along one dimension": NUMBERS + FLOATS + "ge = GreaterOrEqual(r, r) keep = Unsqueeze(ge, first) ",
     "the largest": KERAS.replace("Min(p3, c)", "Max(p3, c)"),
     "is not 0": KERAS.replace("keep = Greater(mf, f0)", "keep = Cast<to=9>(mf)"),
+    "of fewer dimensions than the number": NUMBERS
+    + "m = Min(one, t) u = Unsqueeze(m, first) keep = Greater(u, first) ",
     "below a number": KERAS.replace("Greater(mf, f0)", "Less(mf, f1)"),
     "rounded to 8 bits": KERAS.replace("mf = Cast<to=1>(m4)", "m8 = Cast<to=3>(m4) mf = Cast<to=1>(m8)"),
 }
