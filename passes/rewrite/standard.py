@@ -108,7 +108,7 @@ ROWS = frozenset(
         Feature.NAN_OR_ZERO_ROWS,
     }
 )
-"""What an operator has to take for rows without a key only: nothing of it where the user vouches that there are none."""
+"""What an operator has to take for rows without a key only: nothing of it if the user vouches that there are none."""
 FIXED_SIZES = "give the inputs fixed sizes: export again, or onnxruntime.tools.make_dynamic_shape_fixed"
 """What the user can do for a runtime that takes no sizes that are open before the run."""
 EXPANDED_SINCE = 25
