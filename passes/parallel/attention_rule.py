@@ -48,8 +48,8 @@ GRADIENT_TAKEN = frozenset({"query", "key", "value", "dy", "pse_shift", "atten_m
 """The inputs that a SequenceGradient takes."""
 
 OTHER_KEYS = (
-    "where the keys are another sequence, such as that of an encoder, divide encoder and decoder as models of their own, "
-    "or, if both are equally long in every run, name the inputs of both by --sequence-axis INPUT:DIM"
+    "where the keys are another sequence, such as that of an encoder, divide encoder and decoder as models of their "
+    "own, or, if both are equally long in every run, name the inputs of both by --sequence-axis INPUT:DIM"
 )
 """What the user can do about an attention whose keys are not proven to be those of the sequence."""
 FROM_THE_END = (3, 4)
