@@ -47,6 +47,11 @@ TAKEN = frozenset({"query", "key", "value", "real_shift", "atten_mask", "sink", 
 GRADIENT_TAKEN = frozenset({"query", "key", "value", "dy", "pse_shift", "atten_mask", "attention_in", *STATISTICS})
 """The inputs that a SequenceGradient takes."""
 
+OTHER_KEYS = (
+    "where the keys are another sequence, such as that of an encoder, divide encoder and decoder as models of their "
+    "own, or, if both are equally long in every run, name the inputs of both by --sequence-axis INPUT:DIM"
+)
+"""What the user can do about an attention whose keys are not proven to be those of the sequence."""
 FROM_THE_END = (3, 4)
 """The values of sparse_mode whose diagonals are counted from the bottom right."""
 
@@ -232,7 +237,7 @@ def _check(
     axis = _axis(node)
     for name in ("query", "key", "value"):
         if sharder.shape(inputs[name], node)[axis] != sharder.length:
-            raise Refusal(f"its {name} is not proven to be as long as the sequence", node)
+            raise Refusal(f"its {name} is not proven to be as long as the sequence; {OTHER_KEYS}", node)
 
 
 def _check_kind(

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.rewrite.origin import stands_for
 
 ONE = Dim(1)
 
@@ -44,7 +45,10 @@ class Refusal(Exception):
 
     @property
     def sentence(self) -> str:
-        """The reason with the name and the type of the node."""
+        """The reason with the name and the type of the node, and a name of the user's where this one is ours."""
         if self.node is None:
             return self.reason
-        return f"node {label(self.node)!r} ({self.node.op_type}): {self.reason}"
+        kind = self.node.op_type
+        if (known := stands_for(self.node)) is not None:
+            kind += f", in the place of {known!r}"
+        return f"node {label(self.node)!r} ({kind}): {self.reason}"

@@ -23,6 +23,8 @@ from fa_compiler.passes.ir.nodes import is_op, name_of
 
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 REPLACES = "fa_compiler.replaces"
+NAMED = "fa_"
+"""How the name of a fused node without a path begins."""
 LONGEST = 1000
 """The number of characters from which on further names are only counted."""
 
@@ -49,6 +51,13 @@ def note_replaced(node: ir.Node, replaced: Iterable[ir.Node]) -> None:
         listed.append(f"and {len(names) - kept} more")
     if listed and REPLACES not in node.metadata_props:
         node.metadata_props[REPLACES] = ", ".join(listed)
+
+
+def stands_for(node: ir.Node) -> str | None:
+    """The last node of the user's model that a fused node without a path in its name replaces; None for others."""
+    if not name_of(node).startswith(NAMED):
+        return None
+    return node.metadata_props.get(REPLACES, "").partition(", ")[0] or None
 
 
 def _common(paths: Sequence[list[str]]) -> list[str]:

@@ -58,11 +58,11 @@ from fa_compiler.op_registry.runtimes import (
     target_for,
 )
 from fa_compiler.passes.answer.decline import POSITIVE_SCALE, Decline, attempt, label
-from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS_HINT, Options
+from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import instances
-from fa_compiler.passes.masks.band import LAST_CAUSAL, WINDOW
+from fa_compiler.passes.masks.band import FIRST_CAUSAL, LAST_CAUSAL, WINDOW
 from fa_compiler.passes.masks.expressible import is_single_row
 from fa_compiler.passes.masks.mask import COARSE
 from fa_compiler.passes.masks.row_guard import RowGuard
@@ -99,6 +99,16 @@ TYPES = {
     ir.DataType.FLOAT16: Feature.FLOAT16,
     ir.DataType.BFLOAT16: Feature.BFLOAT16,
 }
+ROWS = frozenset(
+    {
+        Feature.ZERO_ROWS,
+        Feature.NAN_ROWS,
+        Feature.NAN_ROWS_HALF,
+        Feature.NAN_ROWS_PADDING,
+        Feature.NAN_OR_ZERO_ROWS,
+    }
+)
+"""What an operator has to take for rows without a key only: nothing of it if the user vouches that there are none."""
 FIXED_SIZES = "give the inputs fixed sizes: export again, or onnxruntime.tools.make_dynamic_shape_fixed"
 """What the user can do for a runtime that takes no sizes that are open before the run."""
 EXPANDED_SINCE = 25
@@ -196,6 +206,8 @@ class Needs:
     def _row_features(self) -> Iterator[Feature]:
         """What a row without a key gives."""
         mask = self.match.mask
+        if not self.is_masked and _sparse_mode(self.match) in (None, FIRST_CAUSAL):
+            return  # every row has the first key; a guard for other NaN rests on finite-scores
         if self.operator == ATTENTION and (mask.nan_rows or mask.empty_rows == "zero"):
             yield Feature.ZERO_ROWS
         elif mask.empty_rows == "nan":
@@ -288,9 +300,11 @@ def _refusal(needs: Needs) -> Decline | None:
     if not reasons:
         return None
     feature, reason = next(iter(reasons.items()))
-    refused = _refused(reason, operator, feature, match, options)
-    newer = _newer(needs, reasons, kernel)
-    return refused if newer is None else Decline(Code.RUNTIME, reason, match.node, newer)
+    if (newer := _newer(needs, reasons, kernel)) is not None:
+        return Decline(Code.RUNTIME, reason, match.node, newer)
+    if ROWS.issuperset(reasons) and not match.mask.nan_rows and NO_EMPTY_ROWS not in options.assume:
+        return Decline(Code.RUNTIME, reason, match.node, NO_EMPTY_ROWS_HINT)
+    return _refused(reason, operator, feature, match, options)
 
 
 def _newer(needs: Needs, refused: Iterable[Feature], kernel: Kernel) -> str | None:

@@ -486,10 +486,15 @@ def test_what_is_refused(tmp_path: Path) -> None:
     told = refused(read, tmp_path)
     assert "node 'ReduceSum_summed' (ReduceSum): each rank would need all tokens of the cache 'past_k'" in told
     assert "not proven to be as long as the sequence" in refused(content("chunk_static__dynamo"), tmp_path)
-    assert "(IncreFlashAttention): this kind of attention is not divided" in refused(
+    assert "(IncreFlashAttention, in the place of 'MatMul'): this kind of attention is not divided" in refused(
         quantised(), tmp_path, assume=VOUCHED
     )
-    assert "(FlashAttentionScore): attention in a branch or loop is not divided" in refused(merged(), tmp_path)
+    branch = refused(merged(), tmp_path)
+    assert "(FlashAttentionScore, in the place of 'Reshape'): attention in a branch or loop is not divided" in branch
+    apart = refused(content("t5__dynamon_sdpa_op20"), tmp_path)
+    assert "(FlashAttentionScore, in the place of 'node_" in apart
+    assert "divide encoder and decoder as models of their own" in apart
+    assert "name the inputs of both by `axes`" in apart
     assert "no cache was found that a prompt could fill" in refused(content("llama"), tmp_path, prompt=True)
     one = refused(content("t5_decpast__tsn_eager_op14"), tmp_path, prompt=True)
     assert "the model takes one token at a time; export it with an open number of tokens" in one

@@ -609,6 +609,34 @@ def test_a_hint_names_the_target_that_suits_a_runtime(target: Target, runtime: s
     assert report.blocks[0].hint == hint
 
 
+def guarded(body: str, more: str = "", guard: str = "g = IsNaN(p) p0 = Where(g, none, p) ") -> onnx.ModelProto:
+    """Attention whose probabilities are 0 where they would be NaN, or where `guard` makes them 0."""
+    scores = f"none = Constant<value=float {{0}}>() {PRODUCT_QK}{CAUSAL if 'i, j' in body else ''}{body} "
+    text = f"{scores}{SOFTMAX.format('x')}{guard}y = MatMul(p0, v)"
+    return parse(text, more, inputs=SQUARE, outputs="float[B,4,S,8] y", opset=17, initializers=NUMBERS)
+
+
+@pytest.mark.parametrize("runtime", ["tensorrt", "mlx"])
+def test_a_hint_names_what_the_user_can_vouch_for(runtime: str) -> None:
+    """Only rows without a key stand in the way: another runtime is no help to the user of this one."""
+    model = guarded(PADDED, "bool[B,1,S,S] m", "p0 = Where(m, p, none) ")
+    _, report = rewritten(model, "onnx", runtime)
+    assert report.blocks[0].hint == "--assume no-empty-rows if no query row is masked everywhere"
+    _, report = rewritten(model, "onnx", runtime, "no-empty-rows")
+    assert report.blocks[0].status == "fused"
+
+
+@pytest.mark.parametrize("body", [PLAIN, BAND.format("s")], ids=["no mask", "causal"])
+@pytest.mark.parametrize(("target", "runtime"), [("onnx", "tensorrt"), ("onnx", "mlx"), ("contrib", "ort-webgpu")])
+def test_a_guard_needs_nothing_where_every_row_has_a_key(body: str, target: Target, runtime: str) -> None:
+    """What a runtime makes of rows without a key need not be known then."""
+    model = guarded(body)
+    result, report = rewritten(model, target, runtime)
+    assert report.blocks[0].status == "fused", report.blocks[0].reason
+    feeds = random_feeds(model)
+    assert_same(run(result, feeds)[0], run(model, feeds)[0], 1e-5)
+
+
 @pytest.mark.parametrize(
     ("target", "runtime", "newer"),
     [
