@@ -390,9 +390,17 @@ BAD_NPZ: dict[str, tuple[Write, str]] = {
     "compressed otherwise": (lambda path: path.write_bytes(_method(99)), "not an .npz file"),
     "damaged stream": (lambda path: path.write_bytes(_spoiled()), "not an .npz file"),
     "too few": (lambda path: np.savez(path, query=np.ones(1)), "lacks the input 'key'"),
+    "misspelt": (
+        lambda path: np.savez(path, **_misspelt()),
+        "holds 'qeury', which the model does not take; did you mean 'query'?",
+    ),
     "too many": (lambda path: np.savez(path, more=np.ones(1), **feeds()), "holds 'more'"),
     "other type": (lambda path: np.savez(path, **feeds(dtype=np.float64)), "is float64"),
 }
+
+
+def _misspelt() -> dict[str, np.ndarray]:
+    return {{"query": "qeury"}.get(name, name): array for name, array in feeds().items()}
 
 
 @pytest.mark.parametrize("case", BAD_NPZ)
