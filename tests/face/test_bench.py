@@ -409,3 +409,18 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     ):
         with pytest.raises(InputError, match=message):
             fa_compiler.bench(path, lengths)  # type: ignore[arg-type]
+
+
+def test_the_message_names_the_model_that_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, optimize = saved(attention(), tmp_path / "model.onnx"), benchmark.optimize
+
+    def damaging(model: Path, output: Path, **options: Any) -> fa_compiler.Result:
+        result = optimize(model, output, **options)
+        damaged = onnx.load(output)
+        damaged.graph.node[0].op_type = "Unknown"
+        onnx.save(damaged, output)
+        return result
+
+    monkeypatch.setattr(benchmark, "optimize", damaging)
+    with pytest.raises(InputError, match=f"ONNX Runtime cannot load the fused form of {path}: "):
+        fa_compiler.bench(path, [4], seconds=0.01)
