@@ -290,7 +290,11 @@ def test_verify_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert main(["verify", str(path), str(tmp_path / "c.onnx")]) == 1
     assert "the output differs (tolerance" in capfd.readouterr().out
     assert main(["verify", str(path), str(tmp_path / "c.onnx"), "--rtol", "0.1", "--quiet"]) == 0
-    assert capfd.readouterr().out == ""
+    assert capfd.readouterr() == ("", "")
+    assert main(["verify", str(path), str(tmp_path / "c.onnx"), "--quiet"]) == 1
+    out, error = capfd.readouterr()
+    assert out == ""
+    assert error.startswith(f"fa-compiler: error: {tmp_path / 'c.onnx'}: output 'out': differs by 0.00")
     assert main(["verify", str(path), str(saved(plain(), tmp_path / "d.onnx"))]) == 1
     assert "d.onnx" in capfd.readouterr().err
 
