@@ -27,6 +27,7 @@ from fa_compiler.passes.answer.report import (
     Report,
     Status,
     is_followed,
+    other_target,
 )
 from fa_compiler.passes.around import finish, fuse_around, fuse_positions
 from fa_compiler.passes.attention_ops import DIRECT, ConvertedOp, OpConverter, Replacing, convert, is_attention_op
@@ -510,8 +511,10 @@ class _Run:
         name = label(anchor.node)
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
-        if self.facts.options.is_standard:
-            return []  # ONNX and ONNX Runtime have no operator for a gradient
+        if self.facts.options.is_standard:  # ONNX and ONNX Runtime have no operator for a gradient
+            return (
+                [self._declined_block(name, _no_gradient(first_reason))] if first_reason.code == Code.TRAINING else []
+            )
         if anchor.log_base != 1.0:
             return []  # the gradients of powers have a factor that backward/ does not know
         pair = rewriter.attempt(lambda: fuse_pair(anchor, self.matcher, rewriter, has_top_k))
@@ -641,6 +644,16 @@ def _block_of(anchor: str, decline: Decline) -> Block:
         culprit=label(decline.culprit) or anchor,
         hint=decline.hint,
     )
+
+
+def _no_gradient(first_reason: Decline) -> Decline:
+    """The decline of an attention in whose probabilities a gradient seems to read, by a target that has no operator for
+    it."""
+    reason = (
+        f"{first_reason.reason}, as a gradient does, and the target has no operator for the gradient of an attention"
+    )
+    takes = other_target("ort", "takes an attention together with its gradient, and so does --target ascend")
+    return Decline(first_reason.code, reason, first_reason.culprit, f"{takes}; {Code.TRAINING.advice}")
 
 
 def _in_function(call: ir.Node, softmax: str) -> Block:

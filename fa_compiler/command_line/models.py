@@ -251,7 +251,16 @@ def verify(args: argparse.Namespace) -> int:
         return _cannot_compare(str(error))
     if not args.quiet:
         print_comparison(comparison)
-    return OK if comparison.same else DIFFERENT
+    if comparison.same:
+        return OK
+    return _cannot_compare(_difference(args.other, comparison)) if args.quiet else DIFFERENT
+
+
+def _difference(other: Path, comparison: Comparison) -> str:
+    """The first output that differs, in one line, and how many others do."""
+    first, *others = (output for output in comparison.outputs if output.fault is not None)
+    more = "" if not others else f"; {len(others)} more {'output differs' if len(others) == 1 else 'outputs differ'}"
+    return f"{other}: output '{first.name}': {first.verdict}{more}"
 
 
 def _compared(args: argparse.Namespace, staged: Path, report: Report, options: Options) -> Comparison | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import difflib
 import math
 import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -281,6 +282,9 @@ def read_inputs(
 
 def _names_fit(where: str, given: Iterable[str], wanted: Iterable[str]) -> None:
     missing, extra = sorted(set(wanted) - set(given)), sorted(set(given) - set(wanted))
+    for name in extra:
+        if close := difflib.get_close_matches(name, missing, n=1):
+            raise InputError(f"{where} holds '{name}', which the model does not take; did you mean '{close[0]}'?")
     if missing:
         raise InputError(f"{where} lacks the input '{missing[0]}' (the model takes {', '.join(sorted(wanted))})")
     if extra:

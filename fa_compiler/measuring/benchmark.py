@@ -107,10 +107,14 @@ def _read_lengths(lengths: Iterable[int] | None) -> tuple[int, ...] | None:
 
 def _checked(options: BenchOptions) -> BenchOptions:
     """The options. Raises InputError for numbers that cannot be."""
-    numbers = (*(options.lengths if options.lengths is not None else (1,)), options.batch)
-    whole = all(isinstance(number, Integral) for number in numbers)
-    if len(numbers) < 2 or not whole or min(numbers) < 1 or (options.threads is not None and options.threads < 1):
-        raise InputError("lengths, batch and threads are numbers from 1 upwards")
+    lengths = options.lengths if options.lengths is not None else (1,)
+    if not lengths:
+        raise InputError("lengths are a list of numbers, such as [128, 512], and not an empty one")
+    numbers = [("length", length) for length in lengths]
+    numbers += [("batch", options.batch), ("number of threads", 1 if options.threads is None else options.threads)]
+    for what, number in numbers:
+        if not isinstance(number, Integral) or number < 1:
+            raise InputError(f"a {what} is a whole number from 1 upwards, not {number}")
     check_threads(options.threads)
     if not options.seconds > 0:
         raise InputError("seconds is a number above 0")

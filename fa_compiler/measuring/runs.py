@@ -39,10 +39,12 @@ class Runs:
         self.caches = tuple(cache.past for cache in caches)
         self.has_steps = takes_steps(self._proto, caches)
         self.signals = tuple(signal_inputs(graph_inputs(self._proto)))
-        try:
-            self._runners = [Runner(path, read_proto(path), optimise=True, threads=threads) for path in paths]
-        except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
-            raise InputError(f"ONNX Runtime cannot load {paths[0]}: {one_line(error)}") from None
+        self._runners: list[Runner] = []
+        for path, what in zip(paths, (str(paths[0]), f"the fused form of {paths[0]}"), strict=True):
+            try:
+                self._runners.append(Runner(path, read_proto(path), optimise=True, threads=threads))
+            except Exception as error:  # ONNX Runtime's exceptions share no base class of their own
+                raise InputError(f"ONNX Runtime cannot load {what}: {one_line(error)}") from None
 
     def fixed(self) -> tuple[str, ...]:
         """Which of "length" and "batch" the model fixes: inputs for other ones have the same shapes."""

@@ -62,6 +62,13 @@ def _already(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
 
 
 Replacing = Callable[[ir.Node, Facts, Builder], Direct]
+GRADIENTS = (
+    "FlashAttentionScoreGrad",
+    "LightningIndexerGrad",
+    "SparseFlashAttentionGrad",
+    "SparseLightningIndexerGradKLLoss",
+)
+"""The operators of a gradient. Their attention has a block of its own."""
 DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "PackedAttention"): ("forward", convert_packed),
     ("com.microsoft", "PackedMultiHeadAttention"): ("forward", convert_packed),
@@ -71,6 +78,7 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
     (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
     (DOMAIN, "ShortConvolution"): ("convolution", _already),
+    **{(DOMAIN, name): ("backward", _already) for name in GRADIENTS},
     (PARALLEL, SEQUENCE_ATTENTION): ("forward", _already),
     (PARALLEL, CACHE_ATTENTION): ("forward", _already),
     (PARALLEL, SEQUENCE_STATES): ("no_softmax", _already),

@@ -390,8 +390,9 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     path = str(saved(attention(), tmp_path / "model.onnx"))
     for words, message in (
         (["--lengths", "1,a"], "--lengths '1,a' is not of the form 128,512,2048"),
-        (["--lengths", "0"], "lengths, batch and threads are numbers from 1 upwards"),
-        (["--batch", "-1"], "lengths, batch and threads are numbers from 1 upwards"),
+        (["--lengths", "8,0"], "a length is a whole number from 1 upwards, not 0"),
+        (["--batch", "-1"], "a batch is a whole number from 1 upwards, not -1"),
+        (["--threads", "0"], "a number of threads is a whole number from 1 upwards, not 0"),
         (["--threads", "100000"], "100000 threads are more than this machine's "),
         (["--seconds", "0"], "0 is not a number above 0"),
         (["--in-place-caches"], "give --decode, in Python decode=True"),
@@ -401,6 +402,25 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert message in capsys.readouterr().err
     with pytest.raises(InputError, match="no such file"):
         fa_compiler.bench(tmp_path / "none.onnx")
-    for lengths, message in (("128", r"a list of numbers, such as \[128, 512\], not '128'"), ([1.5], "numbers from 1")):
+    for lengths, message in (
+        ("128", r"a list of numbers, such as \[128, 512\], not '128'"),
+        ([1.5], "a length is a whole number from 1 upwards, not 1.5"),
+        ([], "and not an empty one"),
+    ):
         with pytest.raises(InputError, match=message):
             fa_compiler.bench(path, lengths)  # type: ignore[arg-type]
+
+
+def test_the_message_names_the_model_that_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, optimize = saved(attention(), tmp_path / "model.onnx"), benchmark.optimize
+
+    def damaging(model: Path, output: Path, **options: Any) -> fa_compiler.Result:
+        result = optimize(model, output, **options)
+        damaged = onnx.load(output)
+        damaged.graph.node[0].op_type = "Unknown"
+        onnx.save(damaged, output)
+        return result
+
+    monkeypatch.setattr(benchmark, "optimize", damaging)
+    with pytest.raises(InputError, match=f"ONNX Runtime cannot load the fused form of {path}: "):
+        fa_compiler.bench(path, [4], seconds=0.01)

@@ -290,7 +290,11 @@ def test_verify_command(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> No
     assert main(["verify", str(path), str(tmp_path / "c.onnx")]) == 1
     assert "the output differs (tolerance" in capfd.readouterr().out
     assert main(["verify", str(path), str(tmp_path / "c.onnx"), "--rtol", "0.1", "--quiet"]) == 0
-    assert capfd.readouterr().out == ""
+    assert capfd.readouterr() == ("", "")
+    assert main(["verify", str(path), str(tmp_path / "c.onnx"), "--quiet"]) == 1
+    out, error = capfd.readouterr()
+    assert out == ""
+    assert error.startswith(f"fa-compiler: error: {tmp_path / 'c.onnx'}: output 'out': differs by 0.00")
     assert main(["verify", str(path), str(saved(plain(), tmp_path / "d.onnx"))]) == 1
     assert "d.onnx" in capfd.readouterr().err
 
@@ -390,9 +394,17 @@ BAD_NPZ: dict[str, tuple[Write, str]] = {
     "compressed otherwise": (lambda path: path.write_bytes(_method(99)), "not an .npz file"),
     "damaged stream": (lambda path: path.write_bytes(_spoiled()), "not an .npz file"),
     "too few": (lambda path: np.savez(path, query=np.ones(1)), "lacks the input 'key'"),
+    "misspelt": (
+        lambda path: np.savez(path, **_misspelt()),
+        "holds 'qeury', which the model does not take; did you mean 'query'?",
+    ),
     "too many": (lambda path: np.savez(path, more=np.ones(1), **feeds()), "holds 'more'"),
     "other type": (lambda path: np.savez(path, **feeds(dtype=np.float64)), "is float64"),
 }
+
+
+def _misspelt() -> dict[str, np.ndarray]:
+    return {{"query": "qeury"}.get(name, name): array for name, array in feeds().items()}
 
 
 @pytest.mark.parametrize("case", BAD_NPZ)

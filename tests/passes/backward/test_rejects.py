@@ -10,6 +10,7 @@ import onnx_ir as ir
 import pytest
 
 from fa_compiler.passes import Code
+from fa_compiler.passes.answer.options import Target
 from tests.passes.gradients import assert_close, evaluate, fused_pair, named
 from tests.passes.running import assert_same, parse, random_feeds, run
 
@@ -836,3 +837,23 @@ def test_probabilities_read_by_something_else_than_a_gradient() -> None:
     )
     _, report = fused_pair(parse(body, outputs="float[B,4,S,8] y, float[B,4,S,1] z"))
     assert [(block.kind, block.code) for block in report.blocks] == [("forward", Code.PROBABILITIES_ARE_OUTPUT)]
+
+
+@pytest.mark.parametrize("target", ["onnx", "contrib"])
+def test_a_target_without_gradients_names_those_that_have_them(target: Target) -> None:
+    _, report = fused_pair(model({}), target)
+    (block,) = report.blocks
+    assert (block.status, block.code) == ("declined", Code.TRAINING)
+    assert block.reason is not None
+    assert block.reason.endswith("as a gradient does, and the target has no operator for the gradient of an attention")
+    assert block.hint is not None
+    assert block.hint.startswith("`fa-compiler optimize --target ort` takes an attention together with its gradient")
+
+
+def test_a_gradient_that_is_fused_already_is_no_attention_of_its_own() -> None:
+    """One attention with its gradient is one attention in the next run, too."""
+    fused, first = fused_pair(model({}))
+    _, again = fused_pair(fused)
+    assert [block.kind for block in again.blocks] == ["forward", "backward"]
+    assert (first.attentions, again.attentions, again.ready_attentions) == (1, 1, 1)
+    assert "0 fused, 1 already fused (of 1)" in again.outcome
