@@ -75,6 +75,14 @@ def joined(axis: int) -> onnx.ModelProto:
     return one_node(node, {"past": ["B", "heads", "P", "width"], "new": ["B", 4, "S", 24]})
 
 
+def written() -> onnx.ModelProto:
+    """A ScatterND of new rows into a buffer that leaves the size of a head open."""
+    node = helper.make_node("ScatterND", ["past", "w", "new"], ["present"])
+    model = one_node(node, {"past": ["B", "heads", "P", "width"], "new": [1, 1, 1, 24]})
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 1, 1, 3), np.int64), "w"))
+    return model
+
+
 DEMANDED: dict[str, tuple[onnx.ModelProto, str, tuple[int, ...]]] = {
     "a weight": (
         one_node(helper.make_node("MatMul", ["x", "w"], ["y"]), {"x": ["B", "S", "hidden"], "w": [24, 5]}),
@@ -93,6 +101,7 @@ DEMANDED: dict[str, tuple[onnx.ModelProto, str, tuple[int, ...]]] = {
     ),
     "Attention of three axes": (attention("BSH"), "past_value", (2, 2, LENGTH, 24)),
     "Attention of four axes": (attention("BNSD"), "past_value", (2, 2, LENGTH, 24)),
+    "a ScatterND": (written(), "past", (2, LENGTH, LENGTH, 24)),
     "a Concat": (joined(2), "past", (2, 4, LENGTH, 24)),
     "a Concat, its axis counted from the end": (joined(-2), "past", (2, 4, LENGTH, 24)),
 }
