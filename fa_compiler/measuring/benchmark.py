@@ -107,10 +107,15 @@ def _read_lengths(lengths: Iterable[int] | None) -> tuple[int, ...] | None:
 
 def _checked(options: BenchOptions) -> BenchOptions:
     """The options. Raises InputError for numbers that cannot be."""
-    numbers = (*(options.lengths if options.lengths is not None else (1,)), options.batch)
-    whole = all(isinstance(number, Integral) for number in numbers)
-    if len(numbers) < 2 or not whole or min(numbers) < 1 or (options.threads is not None and options.threads < 1):
-        raise InputError("lengths, batch and threads are numbers from 1 upwards")
+    lengths = (1,) if options.lengths is None else tuple(options.lengths)
+    if not lengths:
+        raise InputError("there are no lengths to measure")
+    threads = () if options.threads is None else (options.threads,)
+    numbers = {"a length": lengths, "batch": (options.batch,), "threads": threads}
+    for what, given in numbers.items():
+        wrong = [number for number in given if not isinstance(number, Integral) or number < 1]
+        if wrong:
+            raise InputError(f"{what} is a number from 1 upwards, not {wrong[0]!r}")
     check_threads(options.threads)
     if not options.seconds > 0:
         raise InputError("seconds is a number above 0")

@@ -390,8 +390,9 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     path = str(saved(attention(), tmp_path / "model.onnx"))
     for words, message in (
         (["--lengths", "1,a"], "--lengths '1,a' is not of the form 128,512,2048"),
-        (["--lengths", "0"], "lengths, batch and threads are numbers from 1 upwards"),
-        (["--batch", "-1"], "lengths, batch and threads are numbers from 1 upwards"),
+        (["--lengths", "16,0,-3"], "a length is a number from 1 upwards, not 0"),
+        (["--batch", "-1"], "batch is a number from 1 upwards, not -1"),
+        (["--threads", "0"], "threads is a number from 1 upwards, not 0"),
         (["--threads", "100000"], "100000 threads are more than this machine's "),
         (["--seconds", "0"], "0 is not a number above 0"),
         (["--in-place-caches"], "give --decode, in Python decode=True"),
@@ -401,6 +402,6 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert message in capsys.readouterr().err
     with pytest.raises(InputError, match="no such file"):
         fa_compiler.bench(tmp_path / "none.onnx")
-    for lengths, message in (("128", r"a list of numbers, such as \[128, 512\], not '128'"), ([1.5], "numbers from 1")):
+    for lengths, message in (("128", r"a list of numbers, such as \[128, 512\], not '128'"), ([1.5], "a number from 1 upwards, not 1.5")):
         with pytest.raises(InputError, match=message):
             fa_compiler.bench(path, lengths)  # type: ignore[arg-type]

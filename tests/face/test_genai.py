@@ -41,6 +41,15 @@ def test_verify_needs_no_inputs(name: str, tmp_path: Path, capfd: pytest.Capture
     assert main(["verify", str(path), str(out), "--quiet", *flag]) == 0
 
 
+@pytest.mark.parametrize("assume", ["shared-caches", "decode,shared-caches"])
+def test_run_makes_buffers_with_room(assume: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No input counts the tokens of the buffers; the mask does, and it has ones for the new tokens, too."""
+    path, out = saved(Decoder().model, tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--quiet", "--assume", assume]) == 0
+    assert main(["run", str(out)]) == 0
+    assert f"past_key_values.0.key float32 [2, {KEY_HEADS}, {2 * LENGTH}, {SIZE}]" in capfd.readouterr().out
+
+
 def test_a_cache_whose_operator_is_not_fused_stays() -> None:
     """The operator appends the new keys by itself. What would fuse it stands beside the attention."""
     report = fa_compiler.optimize(Decoder().model, in_place_caches=True).report
