@@ -395,13 +395,16 @@ def test_wrong_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--threads", "0"], "threads is a number from 1 upwards, not 0"),
         (["--threads", "100000"], "100000 threads are more than this machine's "),
         (["--seconds", "0"], "0 is not a number above 0"),
-        (["--in-place-caches"], "give --decode, in Python decode=True"),
+        (["--in-place-caches"], "give --decode\n"),
         (["--decode"], "has no caches"),
     ):
         assert main(["bench", path, *words]) == 2
         assert message in capsys.readouterr().err
     with pytest.raises(InputError, match="no such file"):
         fa_compiler.bench(tmp_path / "none.onnx")
-    for lengths, message in (("128", r"a list of numbers, such as \[128, 512\], not '128'"), ([1.5], "a number from 1 upwards, not 1.5")):
+    for lengths, message in (
+        ("128", r"a list of numbers, such as \[128, 512\], not '128'"),
+        ([1.5], "upwards, not 1.5"),
+    ):
         with pytest.raises(InputError, match=message):
             fa_compiler.bench(path, lengths)  # type: ignore[arg-type]
