@@ -63,24 +63,31 @@ def run_rank(model: Path, past: int, tokens: int, outputs: Path) -> None:
         outputs.write_text(json.dumps({"tokens": chosen, "measured": every}))
 
 
+def numbers(text: str) -> list[int]:
+    """The numbers of a list such as 1,2,4."""
+    return [int(each) for each in text.split(",")]
+
+
 def main() -> None:
     """Compare the numbers of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--past", type=int, default=60_000)
     parser.add_argument("--tokens", type=int, default=20)
-    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--ranks", type=numbers, default=[1, 2, 4])
     parser.add_argument("--folder", type=Path, default=Path("build/decode_ranks"))
     parser.add_argument("--rank", type=Path, nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.rank:
         run_rank(args.rank[0], args.past, args.tokens, args.rank[1])
         return
+    if min(args.past, args.tokens) < 1:
+        parser.error("--past and --tokens have to be at least 1")
     args.folder.mkdir(parents=True, exist_ok=True)
     step = args.folder / "step.onnx"
     onnx.save(build(args.past + args.tokens), step)
     first: list[int] | None = None
     print("ranks   milliseconds a token   memory of the largest rank, MiB   sent by a rank for a token, KiB")
-    for ranks in map(int, args.ranks.split(",")):
+    for ranks in args.ranks:
         result = fa_compiler.shard(step, args.folder / f"{ranks}-ranks", ranks, length=args.past)
         outputs = args.folder / f"{ranks}.json"
         words = ["--rank", str(result.path), str(outputs), "--past", str(args.past), "--tokens", str(args.tokens)]
@@ -94,4 +101,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except fa_compiler.InputError as error:
+        sys.exit(f"error: {error}")

@@ -77,11 +77,16 @@ def measure(tokens: int, ranks: int, method: str, folder: Path) -> tuple[np.ndar
         return archive["logits"], archive["measured"]
 
 
+def numbers(text: str) -> list[int]:
+    """The numbers of a list such as 1,2,4."""
+    return [int(each) for each in text.split(",")]
+
+
 def main() -> None:
     """Compare the numbers of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--ranks", default="1,2,4")
+    parser.add_argument("--ranks", type=numbers, default=[1, 2, 4])
     parser.add_argument("--method", default="auto")
     parser.add_argument("--folder", type=Path, default=Path("build/long_context"))
     parser.add_argument("--rank", nargs=3, type=Path, help=argparse.SUPPRESS)
@@ -89,12 +94,14 @@ def main() -> None:
     if args.rank:
         run_rank(*args.rank)
         return
+    if args.tokens < 1:
+        parser.error("--tokens has to be at least 1")
     args.folder.mkdir(parents=True, exist_ok=True)
     ids = np.random.default_rng(0).integers(0, 256, (1, args.tokens))
     np.savez(args.folder / "inputs.npz", input_ids=ids, attention_mask=np.ones_like(ids))
     first: np.ndarray | None = None
     print("ranks   seconds   memory of the largest rank, MiB   sent by a rank, MiB   difference of logits")
-    for ranks in map(int, args.ranks.split(",")):
+    for ranks in args.ranks:
         logits, measured = measure(args.tokens, ranks, args.method, args.folder)
         first = logits if first is None else first
         difference = float(np.abs(logits - first).max() / np.abs(first).max())
@@ -105,4 +112,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except fa_compiler.InputError as error:
+        sys.exit(f"error: {error}")

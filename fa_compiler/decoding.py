@@ -585,8 +585,8 @@ class DecodingSession:
             )
         if new > 1:
             return (
-                f"the step has {new} tokens, and a file that was traced with one takes one in each step, also those of "
-                "a prompt"
+                f"the step has {new} tokens, and a file that was traced with one, or fused with the assumption "
+                "'decode', takes one in each step, also those of a prompt"
             )
         return None
 

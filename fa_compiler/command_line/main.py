@@ -33,6 +33,7 @@ from fa_compiler.passes import Options
 from fa_compiler.passes.answer.report import printable
 from fa_compiler.passes.parallel.methods import Machine
 from fa_compiler.passes.parallel.options import ParallelOptions
+from fa_compiler.pipeline.keywords import flags_only
 from fa_compiler.pipeline.options import FileOptions
 from fa_compiler.version import __version__
 
@@ -658,7 +659,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, OSError) and error.filename is None and error.errno in FULL:
         return _fail(f"standard output cannot be written: {error.strerror}", BAD_INPUT)  # errors of files name them
     if isinstance(error, (InputError, RegistryError, OSError)):
-        return _fail(one_line(error), BAD_INPUT)
+        return _fail(flags_only(one_line(error)), BAD_INPUT)
     if isinstance(error, MemoryError):
         return _fail("not enough memory", BAD_INPUT)
     if os.environ.get(DEBUG):

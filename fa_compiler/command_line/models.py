@@ -259,8 +259,10 @@ def verify(args: argparse.Namespace) -> int:
 def _difference(other: Path, comparison: Comparison) -> str:
     """The first output that differs, in one line, and how many others do."""
     first, *others = (output for output in comparison.outputs if output.fault is not None)
-    more = "" if not others else f"; {len(others)} more {'output differs' if len(others) == 1 else 'outputs differ'}"
-    return f"{other}: output '{first.name}': {first.verdict}{more}"
+    told = f"{other}: output '{first.name}': {first.verdict}"
+    if not others:
+        return told
+    return f"{told}; {len(others)} more {'output differs' if len(others) == 1 else 'outputs differ'}"
 
 
 def _compared(args: argparse.Namespace, staged: Path, report: Report, options: Options) -> Comparison | None:

@@ -21,6 +21,7 @@ from fa_compiler import op_registry
 from fa_compiler.passes import Block, Report
 from fa_compiler.passes.answer.options import ASSUMPTIONS
 from fa_compiler.passes.answer.report import printable
+from fa_compiler.pipeline.keywords import flags_only
 
 if TYPE_CHECKING:
     from fa_compiler.comparison.compare import Comparison
@@ -178,7 +179,7 @@ class MeasuredRows:
     def end(self, measured: Benchmark) -> None:
         """Print what stands below the table."""
         print()
-        print_lines(measured._lines)
+        print_lines(map(flags_only, measured._lines))
 
 
 def _longest_word(text: str) -> int:

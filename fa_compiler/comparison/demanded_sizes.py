@@ -8,6 +8,8 @@
     MatMul                                      the last axis of the left operand is as long as the second to last axis
                                                 of the right one
     Concat                                      all operands are equally long on each axis that is not its own
+    ScatterND                                   the axes that the indices do not reach are as long in the new rows as in
+                                                the buffer
     Conv                                        its input has as many channels as its kernel times its groups
 
 onnxruntime-genai's builder names the last axis of each cache `kv_cache_dim`, although its nodes fix this size: the
@@ -53,6 +55,8 @@ def _equal(node: ir.Node, info: ShapeInfo) -> Iterable[Pair]:
         return [(left[-1], right[-2])] if left and len(right) > 1 else []
     if is_op(node, "Concat"):
         return _joined(node, info)
+    if is_op(node, "ScatterND"):
+        return _written(*(_shape(node, index, info) for index in range(3)))
     if is_op(node, "Conv"):
         value, kernel = _shape(node, 0, info), _shape(node, 1, info)
         return [(value[1], kernel[1] * int_attr(node, "group", 1))] if len(value) > 1 and len(kernel) > 1 else []
@@ -70,6 +74,11 @@ def _joined(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:
     for other in others:
         if len(other) == len(first):
             yield from (pair for axis, pair in enumerate(zip(first, other, strict=True)) if axis != own)
+
+
+def _written(buffer: tuple[Dim, ...], indices: tuple[Dim, ...], rows: tuple[Dim, ...]) -> Iterable[Pair]:
+    reached = indices[-1].const if indices else None
+    return [] if reached is None else list(zip(buffer[reached:], rows[len(indices) - 1 :], strict=False))
 
 
 def _group_query(node: ir.Node, info: ShapeInfo) -> Iterator[Pair]:

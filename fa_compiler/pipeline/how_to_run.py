@@ -147,10 +147,15 @@ def _without_the_library(proto: onnx.ModelProto | None, given: onnx.ModelProto |
 
 def _for_other_sessions(proto: onnx.ModelProto | None, options: Options) -> str:
     """What to do where a session cannot load the library."""
-    nodes = () if proto is None else all_nodes(proto.graph.node)
+    nodes = [] if proto is None else [*all_nodes(proto.graph.node)]
     if any(node.domain in DOMAINS and "Grad" in node.op_type for node in nodes):
         return "No other target has an operator for the gradient: sessions that cannot load it run the original model."
     words = f"--target {options.target}" if options.is_standard else "--target contrib --runtime ort-cpu"
+    if any(node.domain == DOMAIN for node in nodes):
+        return (
+            "Sessions that cannot load it run the original model, or what is made of it with\n"
+            f"{words}, which fuses some kinds of linear attention only."
+        )
     return f"For sessions that cannot load it, fuse the original model with {words}."
 
 

@@ -21,6 +21,8 @@ from fa_compiler.passes.answer.option import Option, options_of
 
 _COMMAND = re.compile(r"(`fa-compiler [^`]*`)")
 
+_IN_PYTHON = re.compile(r", in Python \w+=\w+,?")
+
 _WORDS = {
     bool: "True or False",
     int: "a whole number",
@@ -113,6 +115,11 @@ def names_of_python(*records: type) -> Iterator[None]:
         parts = _COMMAND.split(str(error))
         told = (part if _COMMAND.fullmatch(part) else _with_keywords(part, options) for part in parts)
         raise InputError("".join(told)) from None
+
+
+def flags_only(text: str) -> str:
+    """A text for the command line: without the keywords of Python that stand behind the flags."""
+    return _IN_PYTHON.sub("", text)
 
 
 def _with_keywords(text: str, options: Sequence[Option]) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.buffers import buffers_of
+from fa_compiler.comparison.decoder import caches_of
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays, with_misfit
 from fa_compiler.comparison.lengths import sizes_for
 from fa_compiler.errors import InputError
@@ -88,12 +89,16 @@ def _with_fewer(loaded: LoadedModel, session: Session, feeds: Mapping[str, Array
 
 def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array], dict[str, Array]]:
     """Random inputs with which the model runs, and its outputs. Caches that are buffers hold no tokens, so that there
-    is room for the new ones. Raises the error of the first sizes if it runs with none."""
+    is room for the new ones; those without an input that counts their tokens are larger than these. Raises the error
+    of the first sizes if it runs with none."""
+    counted = {each.past: each.length for each in buffers_of(loaded.proto)}
+    uncounted = [each for each in caches_of(loaded.proto) if each.kind == "buffer" and each.past not in counted]
     faults: list[InputError] = []
     for sizes in sizes_for(loaded.proto):
         try:
             feeds = random_inputs(loaded.proto, loaded.name, **sizes._asdict())
-            feeds |= {name: np.zeros_like(feeds[name]) for name in {each.length for each in buffers_of(loaded.proto)}}
+            feeds |= {name: np.zeros_like(feeds[name]) for name in counted.values()}
+            feeds |= {each.past: np.repeat(feeds[each.past], 2, each.axis) for each in uncounted}
             return feeds, session.run(feeds)
         except InputError as error:
             faults.append(error)

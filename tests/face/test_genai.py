@@ -41,6 +41,15 @@ def test_verify_needs_no_inputs(name: str, tmp_path: Path, capfd: pytest.Capture
     assert main(["verify", str(path), str(out), "--quiet", *flag]) == 0
 
 
+@pytest.mark.parametrize("assume", ["shared-caches", "decode,shared-caches"])
+def test_run_makes_buffers_with_room(assume: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """No input counts the tokens of the buffers; the mask does, and it has ones for the new tokens, too."""
+    path, out = saved(Decoder().model, tmp_path / "model.onnx"), tmp_path / "fused.onnx"
+    assert main(["optimize", str(path), "-o", str(out), "--quiet", "--assume", assume]) == 0
+    assert main(["run", str(out)]) == 0
+    assert f"past_key_values.0.key float32 [2, {KEY_HEADS}, {2 * LENGTH}, {SIZE}]" in capfd.readouterr().out
+
+
 def test_a_cache_whose_operator_is_not_fused_stays() -> None:
     """The operator appends the new keys by itself. What would fuse it stands beside the attention."""
     report = fa_compiler.optimize(Decoder().model, in_place_caches=True).report
@@ -75,6 +84,14 @@ def joined(axis: int) -> onnx.ModelProto:
     return one_node(node, {"past": ["B", "heads", "P", "width"], "new": ["B", 4, "S", 24]})
 
 
+def written() -> onnx.ModelProto:
+    """A ScatterND of new rows into a buffer that leaves the size of a head open."""
+    node = helper.make_node("ScatterND", ["past", "w", "new"], ["present"])
+    model = one_node(node, {"past": ["B", "heads", "P", "width"], "new": [1, 1, 1, 24]})
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros((1, 1, 1, 3), np.int64), "w"))
+    return model
+
+
 DEMANDED: dict[str, tuple[onnx.ModelProto, str, tuple[int, ...]]] = {
     "a weight": (
         one_node(helper.make_node("MatMul", ["x", "w"], ["y"]), {"x": ["B", "S", "hidden"], "w": [24, 5]}),
@@ -93,6 +110,7 @@ DEMANDED: dict[str, tuple[onnx.ModelProto, str, tuple[int, ...]]] = {
     ),
     "Attention of three axes": (attention("BSH"), "past_value", (2, 2, LENGTH, 24)),
     "Attention of four axes": (attention("BNSD"), "past_value", (2, 2, LENGTH, 24)),
+    "a ScatterND": (written(), "past", (2, LENGTH, LENGTH, 24)),
     "a Concat": (joined(2), "past", (2, 4, LENGTH, 24)),
     "a Concat, its axis counted from the end": (joined(-2), "past", (2, 4, LENGTH, 24)),
 }

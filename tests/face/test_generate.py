@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -112,3 +113,22 @@ def test_wrong_options_are_told_before_the_work(
     assert ended.value.code == 2
     assert told in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("long_context --tokens 0", "error: --tokens has to be at least 1"),
+        ("long_context --tokens 64 --ranks 1,x", "invalid numbers value: '1,x'"),
+        ("long_context --tokens 64 --method foo", "error: unknown method 'foo'"),
+        ("decode_ranks --past 0", "error: --past and --tokens have to be at least 1"),
+        ("decode_ranks --past 10 --ranks 0", "error: 0 ranks: give a number from 1 to 65536"),
+    ],
+)
+def test_wrong_numbers_of_the_examples_with_ranks(words: str, told: str, tmp_path: Path) -> None:
+    """One line, and no traceback."""
+    name, *given = words.split()
+    script = str(Path(__file__).parents[2] / "examples" / f"{name}.py")
+    command = [sys.executable, script, *given, "--folder", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode and told in done.stderr and "Traceback" not in done.stderr

@@ -76,6 +76,15 @@ def test_an_operator_that_is_also_a_function(past: bool, tmp_path: Path) -> None
     assert main(["verify", str(original), str(path), "--rtol", "5e-2"]) == 0  # keys that are longer than 1
 
 
+def test_another_target_for_linear_attention(tmp_path: Path) -> None:
+    """It may fuse none of it, so the line does not promise that."""
+    inputs, attrs = problem(3)
+    original = saved(linear(inputs, attrs, is_open=True), tmp_path / "model.onnx")
+    shown = str(fa_compiler.optimize(original, tmp_path / "fused.onnx").how_to_run)
+    assert "run the original model, or what is made of it with" in shown
+    assert "--target contrib --runtime ort-cpu, which fuses some kinds of linear attention only" in shown
+
+
 def test_an_operator_that_is_no_function(tmp_path: Path) -> None:
     """Nodes of other inputs share no function, so only the library computes them."""
     inputs, attrs = problem(3)
