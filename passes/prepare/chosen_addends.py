@@ -5,7 +5,7 @@
 Keras' Attention writes its mask so. Grammar; the code cites the numbers of the cases:
 
     chosen :=
-      1     Where(b, lowered, scores) | Where(b, scores, lowered)
+      1     Where(b, lowered, scores) | Where(b, scores, lowered)    the scores come from a product
       2   | Add(Mul(f, lowered), Mul(g, scores))       f and g are b and its opposite, cast to 0 and 1 (tf2onnx) or
                                                        constants; the scores are a product in float32, with factors
                                                        or layout after it, and t is one finite number
@@ -52,7 +52,7 @@ from fa_compiler.passes.layout.views import Viewer
 from fa_compiler.passes.masks.score_ops import Scale
 from fa_compiler.passes.matching.attention import Matcher
 from fa_compiler.passes.matching.score_walk import Rearrange
-from fa_compiler.passes.matching.scores import find_scores, is_rest
+from fa_compiler.passes.matching.scores import ScorePath, find_scores, is_rest
 from fa_compiler.passes.matching.softmax import SoftmaxAnchor
 from fa_compiler.passes.prepare.substitutions import Substitution, Substitutions, is_match_at
 from fa_compiler.passes.values.shapes import ShapeInfo
@@ -84,6 +84,8 @@ def add_under_conditions(
     result, info = Substitutions(), matcher.facts.info
     for node in reversed(list(nodes_of_type(graph, "Where", "Add"))):  # the last choice first
         if node.graph is not graph or (chosen := _chosen(node, matcher)) is None:
+            continue
+        if _path(chosen.scores, matcher) is None:
             continue
         dtype = info.dtype(chosen.whole)
         anchor = next((anchor for anchor in softmaxes if depends(anchor.scores, node)), None)
@@ -145,5 +147,10 @@ def _is_finite(scores: ir.Value, lowered: ir.Value, matcher: Matcher) -> bool:
     number = None if addend is None else matcher.facts.info.scalar(addend)
     if number is None or not math.isfinite(number):
         return False
-    path = if_possible(lambda: find_scores(scores, Viewer(matcher.facts, AxisSpace()), True))
+    path = _path(scores, matcher)
     return path is not None and all(isinstance(step, Rearrange | Scale) for step in path.steps)
+
+
+def _path(scores: ir.Value, matcher: Matcher) -> ScorePath | None:
+    """How scores come from their product; None for what are no scores, such as indices that count from the end."""
+    return if_possible(lambda: find_scores(scores, Viewer(matcher.facts, AxisSpace()), True))

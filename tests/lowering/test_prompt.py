@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[Form, dict[str, Any], dict[str, Any], str]] = {
         Form(storage="list", keys=(7, 7), lengths=True),
         {},
         {"quant_scale2": np.ones(1, np.float32)},
-        "quant_scale2 is given with a list of tensors",
+        "input quant_scale2 is given beside a list of 2 keys, expected one key and one value",
     ),
 }
 
