@@ -26,8 +26,8 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import is_op, nodes_of_type, operand_at, operands
-from fa_compiler.passes.ir.surgery import restore_order, sweep
+from fa_compiler.passes.ir.nodes import is_op, operand_at, operands
+from fa_compiler.passes.prepare.changes import change_found
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 COMPARED = ("Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal")
@@ -37,27 +37,25 @@ INTEGERS = (ir.DataType.INT32, ir.DataType.INT64)
 def count_in_integers(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
     """Count in integers what is counted in floats and compared with itself. Returns whether anything changed; then
     `info` does not know all of the graphs."""
-    changed = False
-    for graph in graphs:
-        found = [node for node in nodes_of_type(graph, *COMPARED) if _compares_positions(node, info)]
-        builder = Builder(graph, names, info)
-        for node in found:
-            counted = [_counted(value, builder) for value in operands(node)]
-            builder.replace(node.outputs[0], builder.op(node.op_type, counted))
-        if found:
-            restore_order(graph)
-            sweep(graph, found)
-            changed = True
-    return changed
+    return change_found(graphs, info, names, _compared, _compare_integers)
 
 
-def _compares_positions(node: ir.Node, info: ShapeInfo) -> bool:
-    """Case 1."""
+def _compared(node: ir.Node, info: ShapeInfo) -> ir.Node | None:
+    """Case 1: a node that compares positions; None for other nodes."""
+    if not is_op(node, *COMPARED):
+        return None
     left, right = (_source(value) for value in operands(node))
     if left is not right or not _is_count(left, info) or node.outputs[0].is_graph_output():
-        return False
+        return None
     length = info.sizes(left)
-    return len(length) == 1 and info.sizes(node.outputs[0]).count(length[0]) == 2
+    return node if len(length) == 1 and info.sizes(node.outputs[0]).count(length[0]) == 2 else None
+
+
+def _compare_integers(node: ir.Node, builder: Builder) -> list[ir.Node]:
+    """Put the comparison of integers in the place of one of floats, which it returns."""
+    counted = [_counted(value, builder) for value in operands(node)]
+    builder.replace(node.outputs[0], builder.op(node.op_type, counted))
+    return [node]
 
 
 def _source(value: ir.Value) -> ir.Value:

@@ -29,8 +29,8 @@ from functools import reduce
 import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Builder, Names
-from fa_compiler.passes.ir.nodes import is_op, nodes_of_type, operand_at, operands
-from fa_compiler.passes.ir.surgery import restore_order, sweep
+from fa_compiler.passes.ir.nodes import is_op, operand_at, operands
+from fa_compiler.passes.prepare.changes import change_found
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 MOVED_BY = ("Unsqueeze", "Squeeze", "Slice", "Transpose", "Reshape", "Expand")
@@ -46,7 +46,12 @@ class _Compared:
     dtype: ir.DataType
     moves: tuple[ir.Node, ...]
 
-    def emitted(self, builder: Builder) -> ir.Value:
+    def replace(self, builder: Builder) -> list[ir.Node]:
+        """Put case 5 in the place of the comparison. Returns the comparison."""
+        builder.replace(self.node.outputs[0], self._emitted(builder))
+        return [self.node]
+
+    def _emitted(self, builder: Builder) -> ir.Value:
         """Case 5."""
         bound = operand_at(self.node, 1)
         truths = [builder.op(self.node.op_type, [builder.cast(part, self.dtype), bound]) for part in self.parts]
@@ -59,21 +64,13 @@ class _Compared:
 def compare_each(graphs: Sequence[ir.Graph], info: ShapeInfo, names: Names) -> bool:
     """Compare each of several integers in place of the least of them. Returns whether anything changed; then `info`
     does not know all of the graphs."""
-    changed = False
-    for graph in graphs:
-        found = [each for node in nodes_of_type(graph, "Greater", "GreaterOrEqual") if (each := _compared(node, info))]
-        builder = Builder(graph, names, info)
-        for each in found:
-            builder.replace(each.node.outputs[0], each.emitted(builder))
-        if found:
-            restore_order(graph)
-            sweep(graph, [each.node for each in found])
-            changed = True
-    return changed
+    return change_found(graphs, info, names, _compared, _Compared.replace)
 
 
 def _compared(node: ir.Node, info: ShapeInfo) -> _Compared | None:
-    """Case 1; None for other comparisons."""
+    """Case 1; None for other nodes."""
+    if not is_op(node, "Greater", "GreaterOrEqual"):
+        return None
     value, bound = operands(node)
     if info.scalar(bound) is None or node.outputs[0].is_graph_output():
         return None
