@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -39,7 +40,6 @@ from fa_compiler.passes.emit.trial import Trial
 from fa_compiler.passes.ir.nodes import (
     certain,
     constant,
-    first,
     is_op,
     nodes_of_type,
     operand_at,
@@ -85,8 +85,6 @@ def add_under_conditions(
     for node in reversed(list(nodes_of_type(graph, "Where", "Add"))):  # the last choice first
         if node.graph is not graph or (chosen := _chosen(node, matcher)) is None:
             continue
-        if _path(chosen.scores, matcher) is None:
-            continue
         dtype = info.dtype(chosen.whole)
         anchor = next((anchor for anchor in softmaxes if depends(anchor.scores, node)), None)
         if dtype is None or anchor is None:
@@ -99,15 +97,21 @@ def add_under_conditions(
 
 
 def _chosen(node: ir.Node, matcher: Matcher) -> Chosen | None:
-    """The scores that a node gives with an addend or without it; None for other nodes."""
-    return first(
-        Chosen(node.outputs[0], scores, maker.op_type, addend, condition, adds)
-        for condition, lowered, scores, adds in _choices(node, matcher)
-        if (maker := lowered.producer()) is not None and (addend := _addend(maker, scores)) is not None
-    )
+    """The scores that a node gives with an addend or without it; None for other nodes, such as a choice between indices
+    that count from the end."""
+    info = matcher.facts.info
+    for condition, lowered, scores, adds in _choices(node, info):
+        addend = _addend(lowered.producer(), scores)
+        if addend is None:
+            continue
+        path = if_possible(partial(find_scores, scores, Viewer(matcher.facts, AxisSpace()), True))
+        if path is not None and (is_op(node, "Where") or _is_finite(path, addend, info)):
+            op_type = certain(lowered.producer()).op_type
+            return Chosen(node.outputs[0], scores, op_type, addend, condition, adds)
+    return None
 
 
-def _choices(node: ir.Node, matcher: Matcher) -> Iterator[tuple[ir.Value, ir.Value, ir.Value, bool]]:
+def _choices(node: ir.Node, info: ShapeInfo) -> Iterator[tuple[ir.Value, ir.Value, ir.Value, bool]]:
     """Cases 1 and 2: a condition, what is chosen where it is true or false, what is chosen elsewhere, and which of the
     two that is."""
     if is_op(node, "Where"):
@@ -115,17 +119,16 @@ def _choices(node: ir.Node, matcher: Matcher) -> Iterator[tuple[ir.Value, ir.Val
         yield condition, chosen, other, True
         yield condition, other, chosen, False
         return
-    info = matcher.facts.info
     for left, right in operand_orders(node, "Add") if info.dtype(node.outputs[0]) == ir.DataType.FLOAT else ():
         for lowered, flag in operand_orders(left.producer(), "Mul"):
-            if (truth := _condition(flag, info)) is None or not is_op(lowered.producer(), "Add", "Sub"):
+            if (truth := _condition(flag, info)) is None:
                 continue
             for scores, rest in operand_orders(right.producer(), "Mul"):
-                if is_rest(rest, flag, info) and _is_finite(scores, lowered, matcher):
+                if is_rest(rest, flag, info):
                     yield truth, lowered, scores, True
 
 
-def _addend(lowered: ir.Node, scores: ir.Value) -> ir.Value | None:
+def _addend(lowered: ir.Node | None, scores: ir.Value) -> ir.Value | None:
     """Case 3: what is added to scores, or taken from them."""
     if is_op(lowered, "Sub"):
         left, right = operands(lowered)
@@ -141,16 +144,8 @@ def _condition(flag: ir.Value, info: ShapeInfo) -> ir.Value | None:
     return flag if numbers is not None and np.isin(numbers, (0, 1)).all() else None
 
 
-def _is_finite(scores: ir.Value, lowered: ir.Value, matcher: Matcher) -> bool:
+def _is_finite(path: ScorePath, addend: ir.Value, info: ShapeInfo) -> bool:
     """Case 2: is this a product, with factors or layout after it, and the addend one finite number?"""
-    addend = _addend(certain(lowered.producer()), scores)
-    number = None if addend is None else matcher.facts.info.scalar(addend)
-    if number is None or not math.isfinite(number):
-        return False
-    path = _path(scores, matcher)
-    return path is not None and all(isinstance(step, Rearrange | Scale) for step in path.steps)
-
-
-def _path(scores: ir.Value, matcher: Matcher) -> ScorePath | None:
-    """How scores come from their product; None for what are no scores, such as indices that count from the end."""
-    return if_possible(lambda: find_scores(scores, Viewer(matcher.facts, AxisSpace()), True))
+    number = info.scalar(addend)
+    plain = all(isinstance(step, Rearrange | Scale) for step in path.steps)
+    return plain and number is not None and math.isfinite(number)
