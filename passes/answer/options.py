@@ -66,6 +66,8 @@ FINITE_SCORES_HINT = f"--assume {FINITE_SCORES} if query, key and value are fini
 FINITE_STATES_HINT = f"--assume {FINITE_SCORES} if query, key, value, state and decay are finite"
 NO_EMPTY_ROWS_HINT = f"--assume {NO_EMPTY_ROWS} if no query row is masked everywhere"
 """What the user can do where only what a fully masked row gives stands in the way."""
+ONE_TOKEN_HINT = f"--assume {DECODE} if every run decodes one token"
+"""What the user can do where only runs of several tokens stand in the way."""
 ALONE = "fuse attention alone: leave the norms, gated products and rotary positions around it"
 """What `only` does, in all commands that have it."""
 

@@ -51,7 +51,7 @@ import onnx_ir as ir
 
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.answer.decline import first_reason
-from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT
+from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, ONE_TOKEN_HINT
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.attention_ops.call import ConvertedOp, OpConverter
 from fa_compiler.passes.attention_ops.group_cache import Caches, RunSizes, full_length
@@ -71,7 +71,6 @@ from fa_compiler.passes.matching.sinks import Sink
 PAST, LENGTHS, TOTAL, ADDEND, SINK = (3, 4), 5, 6, 10, 11
 NORMS = (14, 15)
 VALID_ROWS = 16
-ONE_TOKEN_HINT = f"--assume {DECODE} if every run decodes one token"
 
 
 def convert(call: OpConverter) -> ConvertedOp:

@@ -40,7 +40,14 @@ import onnx_ir as ir
 from fa_compiler.passes.algebra.axes import Arrangement, Axes
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.answer.decline import Decline, first_reason
-from fa_compiler.passes.answer.options import DECODE, MASKS_DOMINATE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
+from fa_compiler.passes.answer.options import (
+    DECODE,
+    MASKS_DOMINATE,
+    NO_EMPTY_ROWS,
+    NO_EMPTY_ROWS_HINT,
+    ONE_TOKEN_HINT,
+    Options,
+)
 from fa_compiler.passes.answer.report import Code
 from fa_compiler.passes.emit.build import Builder, LayoutEmitter
 from fa_compiler.passes.ir.nodes import ABSENT, certain, without_none
@@ -175,7 +182,7 @@ class IncreFlashMatcher:
         space, roles = match.space, match.roles
         rows = space.size(roles.q_seq)
         if rows.const is None and DECODE not in self.options.assume:
-            raise self._other("the number of query rows is open", f"--assume {DECODE} if every run decodes one token")
+            raise self._other("the number of query rows is open", ONE_TOKEN_HINT)
         reason = first_reason(
             {
                 "it has several query rows": rows.const not in (None, 1),

@@ -58,7 +58,7 @@ from fa_compiler.op_registry.runtimes import (
     target_for,
 )
 from fa_compiler.passes.answer.decline import POSITIVE_SCALE, Decline, attempt, label
-from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, Options
+from fa_compiler.passes.answer.options import DECODE, NO_EMPTY_ROWS, NO_EMPTY_ROWS_HINT, ONE_TOKEN_HINT, Options
 from fa_compiler.passes.answer.report import Code, Missed, MissedCode
 from fa_compiler.passes.emit.build import Builder
 from fa_compiler.passes.ir.nodes import instances
@@ -349,7 +349,7 @@ def _step_hint(match: AttentionMatch, info: ShapeInfo, options: Options) -> str 
         return None
     if why_not_taken(Feature.PAST, GROUP_QUERY, options) is not None or not grown_operands(match, info):
         return None
-    return f"--assume {DECODE} if every run decodes one token"
+    return ONE_TOKEN_HINT
 
 
 def _repeats_heads(operator: str, options: Options) -> bool:
