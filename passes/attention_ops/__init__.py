@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
-from fa_compiler.op_registry import DOMAIN
+from fa_compiler.op_registry import DOMAIN, attention_names
 from fa_compiler.op_registry.collectives import CACHE_ATTENTION, SEQUENCE_ATTENTION, SEQUENCE_STATES, SEQUENCE_TAILS
 from fa_compiler.op_registry.collectives import DOMAIN as PARALLEL
 from fa_compiler.op_registry.runtimes import DOMAINS, OPERATORS
@@ -62,13 +62,6 @@ def _already(node: ir.Node, facts: Facts, builder: Builder) -> Direct:
 
 
 Replacing = Callable[[ir.Node, Facts, Builder], Direct]
-GRADIENTS = (
-    "FlashAttentionScoreGrad",
-    "LightningIndexerGrad",
-    "SparseFlashAttentionGrad",
-    "SparseLightningIndexerGradKLLoss",
-)
-"""The operators of a gradient. Their attention has a block of its own."""
 DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "PackedAttention"): ("forward", convert_packed),
     ("com.microsoft", "PackedMultiHeadAttention"): ("forward", convert_packed),
@@ -78,7 +71,7 @@ DIRECT: dict[tuple[str, str], tuple[Kind, Replacing]] = {
     ("com.microsoft", "GatedDeltaNet"): ("no_softmax", convert_gated_delta_net),
     (DOMAIN, "FlashLinearAttention"): ("no_softmax", _already),
     (DOMAIN, "ShortConvolution"): ("convolution", _already),
-    **{(DOMAIN, name): ("backward", _already) for name in GRADIENTS},
+    **{(DOMAIN, name): ("backward", _already) for name in attention_names() if "Grad" in name},
     (PARALLEL, SEQUENCE_ATTENTION): ("forward", _already),
     (PARALLEL, CACHE_ATTENTION): ("forward", _already),
     (PARALLEL, SEQUENCE_STATES): ("no_softmax", _already),
