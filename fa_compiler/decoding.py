@@ -569,12 +569,9 @@ class DecodingSession:
         """The message of a step that ONNX Runtime refuses. In front of it stands what the inputs contradict in each
         other or in the model, or else what may be the reason."""
         told = f"{self.name} fails in ONNX Runtime: {one_line(error)}"
-        reasons = (
-            _other_batches(feeds, batch),
-            misfit(feeds, self._inputs.values(), self._bounds),
-            self._guess(error, new),
-        )
-        return "; ".join([*filter(None, reasons)][:1] + [told])
+        found = _other_batches(feeds, batch) or misfit(feeds, self._inputs.values(), self._bounds)
+        reason = found or self._guess(error, new)
+        return told if reason is None else f"{reason}; {told}"
 
     def _guess(self, error: Exception, new: int) -> str | None:
         """What may be the reason where ONNX Runtime says that an index is too large, or refuses several tokens."""
