@@ -512,9 +512,9 @@ class _Run:
         if anchor.late is not None:
             return []  # a gradient is found by the probabilities, which no value holds here
         if self.facts.options.is_standard:  # ONNX and ONNX Runtime have no operator for a gradient
-            return (
-                [self._declined_block(name, _no_gradient(first_reason))] if first_reason.code == Code.TRAINING else []
-            )
+            if first_reason.code != Code.TRAINING:
+                return []
+            return [self._declined_block(name, _no_gradient(first_reason))]
         if anchor.log_base != 1.0:
             return []  # the gradients of powers have a factor that backward/ does not know
         pair = rewriter.attempt(lambda: fuse_pair(anchor, self.matcher, rewriter, has_top_k))

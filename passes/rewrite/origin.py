@@ -19,12 +19,11 @@ from itertools import takewhile
 import onnx_ir as ir
 
 from fa_compiler.passes.answer.decline import label
+from fa_compiler.passes.emit.build import PREFIX
 from fa_compiler.passes.ir.nodes import is_op, name_of
 
 NAME_SCOPES = "pkg.torch.onnx.name_scopes"
 REPLACES = "fa_compiler.replaces"
-NAMED = "fa_"
-"""How the name of a fused node without a path begins."""
 LONGEST = 1000
 """The number of characters from which on further names are only counted."""
 
@@ -55,7 +54,7 @@ def note_replaced(node: ir.Node, replaced: Iterable[ir.Node]) -> None:
 
 def stands_for(node: ir.Node) -> str | None:
     """The last node of the user's model that a fused node without a path in its name replaces; None for others."""
-    if not name_of(node).startswith(NAMED):
+    if not name_of(node).startswith(f"{PREFIX}_"):
         return None
     return node.metadata_props.get(REPLACES, "").partition(", ")[0] or None
 
