@@ -103,6 +103,7 @@ def render() -> str:
     lines = [
         "// Written by lowering/ort/descriptors.py from the operator registry; do not edit.",
         "// clang-format off",
+        "#pragma once",
     ]
     spaces = []
     for record in map(operator, names()):

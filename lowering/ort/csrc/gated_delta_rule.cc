@@ -28,19 +28,21 @@ static_assert(kValue == size_t{chunks::input_value} && kBeta == size_t{chunks::i
 static_assert(kState == size_t{chunks::input_initial_state} && kLengths == size_t{chunks::input_actual_seq_lengths});
 
 // In what the operators differ.
-struct Kind {
+struct DeltaRuleKind {
   const char* const* inputs;
   Rule shapes, limits, lengths;
   int64_t most_heads, most_width, most_tokens;
 };
-constexpr Kind kChunks{chunks::kInputs, chunks::rule::shapes, chunks::rule::limits, chunks::rule::lengths, 64, 128, kAny};
-constexpr Kind kSteps{steps::kInputs, steps::rule::shapes, steps::rule::limits, steps::rule::lengths, 256, 512, 8};
+constexpr DeltaRuleKind kChunks{chunks::kInputs, chunks::rule::shapes, chunks::rule::limits, chunks::rule::lengths,
+                                64, 128, kAny};
+constexpr DeltaRuleKind kSteps{steps::kInputs, steps::rule::shapes, steps::rule::limits, steps::rule::lengths,
+                               256, 512, 8};
 
 class GatedDeltaRule : public OpKernel {
  protected:
   using Inputs = std::vector<Tensor>;
 
-  GatedDeltaRule(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, const Kind& kind, float scale)
+  GatedDeltaRule(ort::Api api, const ort::KernelInfo* info, const NodeInfo& node, const DeltaRuleKind& kind, float scale)
       : api_(api), node_(node.title()), resources_(api, info), variant_(chosen_variant()), kind_(kind), scale_(scale) {}
 
   [[noreturn]] void fail(Rule rule, const std::string& text) const { refuse(node_, rule, text); }
@@ -58,7 +60,7 @@ class GatedDeltaRule : public OpKernel {
   void check_limits(const linear::Problem& problem, const Inputs& inputs) const;
 
   const Variant& variant_;
-  const Kind& kind_;
+  const DeltaRuleKind& kind_;
   float scale_;
 };
 

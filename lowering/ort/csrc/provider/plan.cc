@@ -17,9 +17,9 @@ constexpr std::string_view kMagic = "fa_compiler plan 2\n";
 constexpr const char* kSuffix = ".plan";
 
 // Reads the content of a plan from the front. Throws an Error if it ends too early.
-class Reader {
+class PlanReader {
  public:
-  explicit Reader(std::string_view rest) : rest_(rest) {}
+  explicit PlanReader(std::string_view rest) : rest_(rest) {}
 
   std::string_view bytes(uint64_t count) {
     if (count > rest_.size()) throw Error{ort::ErrorCode::fail, "it ends too early"};
@@ -69,7 +69,7 @@ struct Plan {
   std::vector<Entry> entries;
 };
 
-Entry entry_of(Reader& reader) {
+Entry entry_of(PlanReader& reader) {
   Entry entry{reader.digest(), reader.text(), reader.text(), {}, {}};
   entry.sizes.resize(reader.count(sizeof(int64_t)));
   for (int64_t& size : entry.sizes) size = static_cast<int64_t>(reader.number());
@@ -87,7 +87,7 @@ Plan plan_of(std::string_view bytes) {
     throw Error{ort::ErrorCode::fail, "it is not a plan, or one of another release of fa_compiler"};
   }
   bytes.remove_prefix(kMagic.size());
-  Reader reader(bytes);
+  PlanReader reader(bytes);
   const Digest digest = reader.digest();
   bytes.remove_prefix(digest.size());
   if (digest_of(bytes) != digest) throw Error{ort::ErrorCode::fail, "it is damaged"};
