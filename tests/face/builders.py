@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
+
 HEADS, SIZE = 4, 16
 
 

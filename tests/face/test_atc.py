@@ -36,9 +36,8 @@ from fa_compiler.op_registry.soc import soc_version
 from tests.lowering.ascend.graphs import weight
 from tests.systems import SCRIPTS
 
-from .builders import HEADS, SIZE, attention, plain, positions, saved
+from .builders import EXAMPLES, HEADS, SIZE, attention, plain, positions, saved
 
-EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 SHAPES = ";".join(f"{name}:2,{HEADS},32,{SIZE}" for name in ("query", "key", "value"))
 SOC = ["--soc-version", "Ascend910B2"]
 

@@ -31,10 +31,9 @@ from fa_compiler.page.regions import shape_texts
 from fa_compiler.page.wording import link_to, unbroken, worded
 from tests.graphs import harness
 
-from .builders import attention, plain, projected, saved, with_caches_of_fixed_length
+from .builders import EXAMPLES, attention, plain, projected, saved, with_caches_of_fixed_length
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-EXAMPLES = Path(__file__).parents[2] / "examples" / "models"
 VOID = ("meta", "input", "br")
 HOSTILE = "<script>alert('x')</script>"
 

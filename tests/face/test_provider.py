@@ -27,7 +27,7 @@ from tests.passes import running
 from tests.passes.attention_ops import test_dynamic_sparse, test_paged
 from tests.systems import FORK, said
 
-from .builders import HEADS, SIZE, attention, feeds, in_a_function, plain, saved
+from .builders import EXAMPLES, HEADS, SIZE, attention, feeds, in_a_function, plain, saved
 
 RELEASE = tuple(int(part) for part in ort.__version__.split(".")[:2])
 pytestmark = pytest.mark.skipif(
@@ -521,6 +521,25 @@ def test_external_initializers(seen: provider.Overheard, tmp_path: Path, capfd: 
     assert fused(seen) == [1]
     assert the_same(*results)
     assert "Error" not in logged(capfd)
+
+
+def test_external_weights_beside_small_constants(seen: provider.Overheard, tmp_path: Path) -> None:
+    """ONNX Runtime refuses external axes of an Unsqueeze. Only large constants are outside if that suffices."""
+    model = onnx.load(EXAMPLES / "bert.onnx")
+    arrays = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    large = {name: ort.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items() if array.nbytes > 1024}
+    assert "Unsqueeze" in {node.op_type for node in model.graph.node} and len(large) < len(arrays)
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, size_threshold=1024, location="weights.bin")
+    ids = np.arange(64, dtype=np.int64).reshape(2, 32)
+    results = []
+    for options in (ort.SessionOptions(), with_provider()):
+        options.add_external_initializers(list(large), list(large.values()))
+        session = ort.InferenceSession(path, options)
+        results.append(session.run(None, {"input_ids": ids, "attention_mask": (ids < 60).astype(np.int64)}))
+    assert fused(seen) == [2]
+    assert not seen.failures
+    assert the_same(*results)
 
 
 def test_an_external_initializer_that_is_gone(

@@ -41,9 +41,6 @@ constexpr int tensor = 1, element = 1, shape = 2, dim = 1, dim_value = 1, dim_pa
 constexpr int sequence = 4, optional = 9, contained = 1;
 }  // namespace type
 
-// Weights of up to this many bytes are copied into the model: the matcher looks at many of them.
-constexpr size_t kCopied = 1024;
-
 // From this IR version on, an initializer need not be a graph input, too.
 constexpr int64_t kInitializersAlone = 4;
 

@@ -12,6 +12,9 @@
 
 namespace fa::provider {
 
+// Weights of up to this many bytes are copied into the model: the matcher looks at many of them.
+constexpr size_t kCopied = 1024;
+
 // A weight of the runtime, which stays in the runtime's memory as long as the graph is there. `file` is the name by which
 // the model refers to it, as to external data.
 struct Weight {
@@ -25,6 +28,9 @@ struct Weight {
 struct Constant {
   Weight weight;
   std::string tensor, input;
+
+  // Whether the constant is not copied into the model, and is one of its `weights`.
+  bool is_large() const { return weight.bytes > kCopied; }
 };
 
 // The serialised model of a part of a main graph. Large weights are not copied: they are external data, each alone in a

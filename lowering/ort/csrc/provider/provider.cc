@@ -231,7 +231,7 @@ class Provider : public ort::ep::Provider {
 
   void claim(const ort::Graph* graph, ort::GraphSupportInfo* support);
   std::shared_ptr<const Fused> fused(const ort::Graph* graph, const Part& part);
-  bool needs_all_constants(const GraphModel& model) const;
+  std::vector<Constant> constants_outside(const GraphModel& model) const;
   std::optional<Answer> answer(const GraphModel& model);
   void log(ort::Severity severity, const char* text) const { provider::log(api_, logger_, severity, text); }
   void log_failure(const char* reason) const { provider::log_failure(api_, logger_, reason); }
@@ -403,25 +403,32 @@ std::shared_ptr<const Fused> Provider::fused(const ort::Graph* graph, const Part
   const OptionsPtr options = nested_options(api_, options_.get(), logger_);
   std::string fused_model = found->model;
   std::vector<Weight> weights = model.weights;
-  if (needs_all_constants(model)) {
-    fused_model = with_constants_outside(fused_model, model.constants);
-    weights = weights_of(model.constants);
+  if (const auto outside = constants_outside(model); !outside.empty()) {
+    fused_model = with_constants_outside(fused_model, outside);
+    weights = weights_of(outside);
   }
   FusedSession session(api_, options.get(), fused_model, weights, formals_of(api_, graph));
   return std::make_shared<Fused>(Fused{std::move(session), model.inputs, model.outputs, sizes, runs_});
 }
 
-// Whether the session inside has to have all constants of the graph, as external data. The caller may have given the values
-// of some, by AddExternalInitializers. Their names cannot be asked for, and every session with these options has to have them.
-// Throws an Error if ONNX Runtime makes no session with these options and a claimed node.
-bool Provider::needs_all_constants(const GraphModel& model) const {
+// The constants that the session inside has to have as external data; none for most sessions. The caller may have given the
+// values of some, by AddExternalInitializers. Their names cannot be asked for, and every session with these options has to have
+// them. Mostly they are large weights. The small constants are outside only if those do not suffice, because ONNX Runtime
+// refuses some operators with external axes or sizes. Throws an Error if ONNX Runtime makes no session with these options and
+// a claimed node.
+std::vector<Constant> Provider::constants_outside(const GraphModel& model) const {
   const std::string fault = fault_of_claims(api_, options_.get(), {});
-  if (fault.empty()) return false;
+  if (fault.empty()) return {};
   if (makes_a_session(api_, nested_options(api_, options_.get(), logger_).get())) {
     throw Error{ort::ErrorCode::fail, "the options of the session allow no claimed graph: " + fault};
   }
+  std::vector<Constant> large;
+  for (const Constant& constant : model.constants) {
+    if (constant.is_large()) large.push_back(constant);
+  }
+  if (!large.empty() && fault_of_claims(api_, options_.get(), large).empty()) return large;
   const std::string other = fault_of_claims(api_, options_.get(), model.constants);
-  if (other.empty()) return true;
+  if (other.empty()) return model.constants;
   throw Error{ort::ErrorCode::fail, "the options of the session allow no session inside it: " + other};
 }
 
