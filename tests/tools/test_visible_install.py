@@ -30,7 +30,7 @@ def test_what_is_shown_of_a_line(line: str) -> None:
 def test_the_first_file_tells_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     first, second, only = (f"  [{step}] Building CXX object decode.cc.o" for step in ("1/58", "2/58", "1/1"))
-    assert visible_install.estimate(first) == "compiling 58 files of the kernels on 2 cores, about 1 min"
+    assert visible_install.estimate(first) == "compiling 58 files of the kernels on 2 cores, about 5 min"
     assert visible_install.estimate(only) == "compiling 1 file of the kernels on 2 cores, about 1 min"
     assert visible_install.estimate(second) is None
 
