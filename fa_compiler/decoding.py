@@ -20,6 +20,7 @@ from fa_compiler.comparison.decoder import (
     SWITCH,
     Cache,
     caches_of,
+    check_assumed,
     counts_the_mask,
     handed_on,
     of_fixed_length,
@@ -37,7 +38,6 @@ from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.cache_names import fixed_size
-from fa_compiler.protos.metadata import ASSUMED, metadata_of
 from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]
@@ -488,14 +488,10 @@ class DecodingSession:
         batch, new = 1, 1
         if rows is not None and array is not None:
             batch = array.shape[0] if array.ndim > 1 else 1
-            new = 1 if rows.axis is None else array.shape[rows.axis]
+            new = rows.count(array)
         if not batch or not new:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
-        if new > 1 and metadata_of(self._proto, ASSUMED):
-            raise InputError(
-                f"{self.name} was fused with the assumption that every run decodes one token ('decode'), and the step "
-                f"has {new}{_ONE_BY_ONE}"
-            )
+        check_assumed(self._proto, self.name, "the step", new, _ONE_BY_ONE)
         if self._batch not in (None, batch):
             raise InputError(
                 f"the caches have a batch of {self._batch}, and the step has one of {batch}; reset() begins anew"

@@ -24,12 +24,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 
 from fa_compiler.comparison.buffers import buffers_of
 from fa_compiler.comparison.cache_lengths import GROUP_QUERY, shared_pairs
 from fa_compiler.comparison.masks import is_mask
+from fa_compiler.errors import InputError
 from fa_compiler.passes import analyse
 from fa_compiler.passes.answer.decline import Decline
 from fa_compiler.passes.in_place.caches import candidates, read_cache
@@ -42,6 +44,7 @@ from fa_compiler.protos.cache_names import (
     is_state,
     named_pairs,
 )
+from fa_compiler.protos.metadata import takes_one_token
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 OPERATORS = {
@@ -89,6 +92,10 @@ class Rows:
 
     input: str
     axis: int | None
+
+    def count(self, array: np.ndarray) -> int:
+        """The number of new tokens that an array of the input has."""
+        return 1 if self.axis is None else int(array.shape[self.axis])
 
 
 def caches_of(model: onnx.ModelProto) -> tuple[Cache, ...]:
@@ -171,6 +178,15 @@ def rows_of(model: onnx.ModelProto, caches: Iterable[Cache]) -> Rows | None:
     ordered = [*TOKENS, *(name for name in others if "encoder" not in name.lower()), *others]
     found = next((name for name in ordered if name in others), None)
     return None if found is None else Rows(found, _axis_of_rows(found, others[found]))
+
+
+def check_assumed(model: onnx.ModelProto, name: str, run: str, new: int, advice: str) -> None:
+    """Raise InputError for a run of several new tokens that the model was fused to never get. `run` names the run."""
+    if new > 1 and takes_one_token(model):
+        raise InputError(
+            f"{name} was fused with the assumption that every run decodes one token ('decode'), and {run} has "
+            f"{new}{advice}"
+        )
 
 
 def _axis_of_rows(name: str, dims: list[onnx.TensorShapeProto.Dimension]) -> int | None:

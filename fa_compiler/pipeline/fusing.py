@@ -107,7 +107,7 @@ def fuse_loaded(
     report, info = fuse_checked(model, options, progress)
     if loaded.weights is not None:
         loaded.weights.check(by_path=True)  # the passes read the file by its path
-    if options.target == "ort" and any(DECODE in block.assumed for block in report.blocks if block.status == "fused"):
+    if any(DECODE in block.assumed for block in report.blocks if block.status == "fused"):
         model.metadata_props[ASSUMED] = DECODE
     report.model, report.target = loaded.name, options.target
     report.notes[:0] = loaded.repairs

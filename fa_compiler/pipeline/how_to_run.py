@@ -23,7 +23,7 @@ from fa_compiler.passes.answer.options import SHARED_CACHES
 from fa_compiler.passes.attention_ops.names import ATTENTION_OPS
 from fa_compiler.passes.in_place import METADATA
 from fa_compiler.protos.cache_names import has_steps, open_states
-from fa_compiler.protos.metadata import ASSUMED, metadata_of
+from fa_compiler.protos.metadata import metadata_of, takes_one_token
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 PROVIDERS = {"ort-cuda": "CUDAExecutionProvider", "ort-dml": "DmlExecutionProvider"}
@@ -204,7 +204,7 @@ def _step_by_step(how: HowToRun, path: str, proto: onnx.ModelProto, has_one_toke
 def _steps(path: str, proto: onnx.ModelProto, has_one_token: bool, room: str = "") -> tuple[str, ...]:
     """The lines of a DecodingSession."""
     tokens = [info.type.tensor_type.shape.dim for info in graph_inputs(proto) if info.name == "input_ids"]
-    is_one = has_one_token or metadata_of(proto, ASSUMED) is not None
+    is_one = has_one_token or takes_one_token(proto)
     step = '{"input_ids": [[1, 2, 3]]})    # then one token at a time'
     if not tokens or any("encoder" in info.name or "cross" in info.name for info in graph_inputs(proto)):
         step = "inputs)    # session.inputs names what a step takes, such as the new tokens"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.buffers import buffers_of
-from fa_compiler.comparison.decoder import caches_of
+from fa_compiler.comparison.decoder import caches_of, check_assumed, rows_of
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays, with_misfit
 from fa_compiler.comparison.lengths import sizes_for
 from fa_compiler.errors import InputError
@@ -16,6 +16,7 @@ from fa_compiler.model_files.destination import is_same, open_for_writing
 from fa_compiler.model_files.reading import LoadedModel
 from fa_compiler.model_files.writing import cannot_write, check_no_model, check_place, staging
 from fa_compiler.passes.answer.report import first_of
+from fa_compiler.protos.metadata import takes_one_token
 from fa_compiler.running.runtime import Array, Session
 
 
@@ -60,6 +61,7 @@ def run_model(
         feeds, arrays = _run_random(loaded, session)
     else:
         feeds = load_inputs(inputs, loaded.proto)
+        _check_tokens(loaded, feeds)
         try:
             arrays = session.run(feeds)
         except InputError as error:
@@ -68,6 +70,17 @@ def run_model(
     if outputs is not None:
         save_outputs(outputs, arrays)
     return feeds, arrays
+
+
+def _check_tokens(loaded: LoadedModel, feeds: Mapping[str, Array]) -> None:
+    """Raise InputError for several new tokens in a run of a model that was fused for one (`--assume decode`)."""
+    if not takes_one_token(loaded.proto):
+        return
+    rows = rows_of(loaded.proto, caches_of(loaded.proto))
+    array = None if rows is None else feeds.get(rows.input)
+    if rows is not None and array is not None:
+        advice = "; run the prompt in the original model, or fuse the model without --assume decode"
+        check_assumed(loaded.proto, loaded.name, f"'{rows.input}'", rows.count(array), advice)
 
 
 def _with_fewer(loaded: LoadedModel, session: Session, feeds: Mapping[str, Array]) -> str:
@@ -93,10 +106,11 @@ def _run_random(loaded: LoadedModel, session: Session) -> tuple[dict[str, Array]
     of the first sizes if it runs with none."""
     counted = {each.past: each.length for each in buffers_of(loaded.proto)}
     uncounted = [each for each in caches_of(loaded.proto) if each.kind == "buffer" and each.past not in counted]
+    rows = 1 if takes_one_token(loaded.proto) else None
     faults: list[InputError] = []
     for sizes in sizes_for(loaded.proto):
         try:
-            feeds = random_inputs(loaded.proto, loaded.name, **sizes._asdict())
+            feeds = random_inputs(loaded.proto, loaded.name, **sizes._asdict(), rows=rows)
             feeds |= {name: np.zeros_like(feeds[name]) for name in counted.values()}
             feeds |= {each.past: np.repeat(feeds[each.past], 2, each.axis) for each in uncounted}
             return feeds, session.run(feeds)

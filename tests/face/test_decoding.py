@@ -19,6 +19,7 @@ from onnx import helper, numpy_helper
 import fa_compiler
 from fa_compiler.command_line.main import main
 from fa_compiler.comparison.decoder import SWITCH, Cache, Rows, caches_of, rows_of
+from fa_compiler.comparison.feeds import random_inputs
 from fa_compiler.errors import InputError
 from fa_compiler.measuring import benchmark, steps
 from fa_compiler.measuring.limits import foreseen
@@ -519,6 +520,25 @@ def test_a_prompt_for_a_file_that_was_fused_for_one_token(in_place_caches: bool,
     for token in (1, 2):
         found, logits = (each.step({"input_ids": [[token]]})["logits"] for each in (session, wanted))
         np.testing.assert_allclose(found, logits, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [(genai.Decoder().model, {}), (harness.load(LLAMA), {"target": "contrib", "runtime": "ort-cpu"})],
+)
+def test_run_of_a_file_that_was_fused_for_one_token(
+    model: onnx.ModelProto, options: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`run` makes inputs of one token, and refuses those of a prompt, whose outputs would be others without a word."""
+    path, prompt = tmp_path / "fused.onnx", tmp_path / "prompt.npz"
+    fa_compiler.optimize(model, path, assume=["decode", "separate-caches"], **options)
+    assert main(["run", str(path), "--outputs", str(tmp_path / "y.npz")]) == 0
+    assert "input_ids int64 [2, 1]" in capsys.readouterr().out
+    np.savez(prompt, **random_inputs(onnx.load(path), "fused.onnx", rows=3, past=4))
+    assert main(["run", str(path), "--inputs", str(prompt), "--outputs", str(tmp_path / "z.npz")]) == 2
+    told = capsys.readouterr().err
+    assert "one token ('decode'), and 'input_ids' has 3; run the prompt in the original model" in " ".join(told.split())
+    assert not (tmp_path / "z.npz").exists()
 
 
 def test_a_prompt_for_a_model_of_one_token() -> None:
