@@ -85,8 +85,8 @@ MOST_NOISE = 1e-2
 BLUNT = 10
 """How many times the tolerance may be allowed until a comparison says that it is blunt."""
 FIT_ADVICE = "; give inputs that fit the model with verify --inputs"
-SHARED_ADVICE = f"; if it was fused with the assumption {SHARED_CACHES}, verify it with this assumption, too"
-"""The end of the message of a model that does not run beside an original whose caches could be shared buffers."""
+SHARED_ADVICE = f"if it was fused with the assumption {SHARED_CACHES}, verify it with this assumption, too; "
+"""What goes before the reason for a model that does not run beside an original whose caches could be shared buffers."""
 
 
 class CannotRunError(FaCompilerError):
@@ -335,7 +335,7 @@ class _Rival:
             if self._runner is None:
                 check_weights(self._path)
             known = {info.name for info in graph_inputs(self._proto)}
-            reason = one_line(error) + self._advice
+            reason = self._advice + one_line(error)
             if lacking := sorted(known - feeds.keys()):
                 reason = f"it takes the input '{lacking[0]}', which the other model does not have"
             elif unknown := sorted(feeds.keys() - known):

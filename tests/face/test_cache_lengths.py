@@ -263,7 +263,10 @@ def test_verify_runs_a_decoder(word: str, mask: bool, tmp_path: Path, capfd: pyt
         assert main(["verify", str(path), str(out), *flag]) == 0
     if word == "shared-caches" and mask:  # what the file writes has no place in caches of their own
         assert main(["verify", str(path), str(out)]) == 1
-        assert "verify it with this assumption, too" in capfd.readouterr().err
+        assert (
+            "if it was fused with the assumption shared-caches, verify it with this assumption, too; ["
+            in capfd.readouterr().err
+        )
 
 
 def test_shared_buffers_differ_from_buffers_of_their_own(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
