@@ -635,7 +635,8 @@ def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> lis
 
 
 def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> float | None:
-    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
+    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants. The factor
+    is finite: where keep is 1, infinity times 0 would be NaN."""
     left, right = constant(rest), truth_numbers(keep)
     if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
         return _folded_fill(left, right)
@@ -644,6 +645,8 @@ def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> f
     if is_op(maker, "Where"):
         return _selected_fill(maker, keep, viewer)
     for difference, number in _shares(maker, scores, viewer):
+        if not math.isfinite(number):
+            continue
         if match(KEEP_MINUS_ONE, difference, viewer.info, {"keep": keep}) is not None:
             return -number
         if is_rest(difference, keep, viewer.info):

@@ -109,6 +109,19 @@ def test_a_blend_of_scores_that_may_be_infinite(name: str) -> None:
     assert block.culprit
 
 
+WITH_INFINITY = {
+    "added": "k1 = Cast<to=1>(m) h = Sub(one, k1) u = Mul(h, low) y0 = Mul(s, k1) x = Add(y0, u) ",
+    "subtracted": "k1 = Cast<to=1>(m) h = Sub(k1, one) u = Mul(h, low) y0 = Mul(s, k1) x = Sub(y0, u) ",
+}
+
+
+@pytest.mark.parametrize("name", WITH_INFINITY)
+def test_a_blend_with_infinity(name: str) -> None:
+    """0 * -inf is NaN at each key that is kept."""
+    block = compared(WITH_INFINITY[name], GUARD)
+    assert block.status == "declined" and block.culprit
+
+
 UNORDERED = {
     "two_inputs": "a = Add(s, b) x = Add(a, e) ",
     "two_inputs_then_a_selection": "a = Add(s, b) d = Add(a, e) x = Where(c, d, least) ",
