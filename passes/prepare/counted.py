@@ -10,7 +10,8 @@ KerasHub writes a causal mask so. Grammar; the code cites the numbers of the cas
     moved(x) :=
       2     x | Unsqueeze(moved(x))
     count :=
-      3     Range(0.0, Cast(n), 1.0)                 of float32, n an integer
+      3     Range(0.0, Cast(n), 1.0)                 of float32, n an integer and a scalar: ONNX Runtime takes vectors
+                                               of one number, too, and ONNX refuses them where n is known
     emitted
       4     the comparison of the same operators on Range(0, n, 1)
 
@@ -72,9 +73,9 @@ def _is_count(value: ir.Value, info: ShapeInfo) -> bool:
         return False
     start, limit, step = operands(node)
     cast = limit.producer()
-    return (info.scalar(start), info.scalar(step)) == (0.0, 1.0) and (
-        is_op(cast, "Cast") and info.dtype(operand_at(cast, 0)) in INTEGERS
-    )
+    if (info.scalar(start), info.scalar(step)) != (0.0, 1.0) or info.shape(limit) != ():
+        return False
+    return is_op(cast, "Cast") and info.dtype(operand_at(cast, 0)) in INTEGERS
 
 
 def _counted(value: ir.Value, builder: Builder) -> ir.Value:

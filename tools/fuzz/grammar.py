@@ -242,7 +242,20 @@ class _Composer(Rare):
             return g.op(rng.choice(["And", "And", "And", "Or", "Xor"]), first, second)
         if rng.random() < 0.08:
             return g.op("Not", self._condition(depth + 1))
-        kinds = ["input", "int", "int", "float", "triangle", "position", "position", "window", "labels", "constant"]
+        kinds = [
+            "input",
+            "int",
+            "int",
+            "float",
+            "triangle",
+            "position",
+            "position",
+            "window",
+            "labels",
+            "constant",
+            "counted",
+        ]
+        kinds += ["least"] if depth < 2 and g.opset >= 12 else []
         match rng.choice(kinds):
             case "input":
                 return g.input("bool", "bool", rng.choice(DIMS))
@@ -276,6 +289,10 @@ class _Composer(Rare):
                 return g.op("And", near, g.op("LessOrEqual", keys, rows)) if rng.random() < 0.7 else near
             case "labels":
                 return self._labels()
+            case "counted":
+                return self._counted()
+            case "least":
+                return self._least(depth)
             case _:
                 shape = [g.size(each) if each not in g.open else 1 for each in rng.choice(DIMS)]
                 return g.const(np.random.default_rng(rng.getrandbits(32)).random(shape) < 0.6)
@@ -316,6 +333,35 @@ class _Composer(Rare):
             case "clamped":
                 keys = g.op(rng.choice(["Min", "Max"]), keys, g.const(rng.choice([1, 2]), "int64"))
         return rows, keys
+
+    def _counted(self) -> str:
+        """Positions that are counted in floats, as KerasHub writes them: mostly one count of rows and keys."""
+        rng, g = self.rng, self.g
+        counts = []
+        for role in ("S", "T"):
+            ends = [g.const(number, "float32") for number in (0.0, 1.0)]
+            end = g.measured(role)  # a vector of one number, which ONNX Runtime takes, too
+            end = g.op("Squeeze", end, g.const([0], "int64")) if rng.random() < 0.8 else end
+            counts.append(g.op("Range", ends[0], g.cast(end, "float32"), ends[1]))
+        if g.sizes["S"] == g.sizes["T"] and (self.tied or not g.open & {"S", "T"}) and rng.random() < 0.8:
+            counts = [rng.choice(counts)] * 2
+        rows, keys = g.unsqueeze(counts[0], [1]), g.unsqueeze(counts[1], [0])
+        return g.op(rng.choice(["GreaterOrEqual", "GreaterOrEqual", "Greater", "Less", "LessOrEqual"]), rows, keys)
+
+    def _least(self, depth: int) -> str:
+        """The least of several masks of integers, as KerasHub merges padding into a causal mask."""
+        rng, g = self.rng, self.g
+        dtype = rng.choice(["int32", "int64"])
+        parts = [g.cast(self._condition(depth + 1), dtype) for _ in range(rng.choice([1, 2, 2, 3]))]
+        if rng.random() < 0.4:
+            parts.insert(rng.randrange(len(parts) + 1), self._lifted("int01", dtype))
+        least = g.op("Min", *parts)
+        if rng.random() < 0.4:
+            dtype, least = "float32", g.cast(least, "float32")
+        if rng.random() < 0.2:
+            return g.cast(least, "bool")
+        test, number = rng.choice([("Greater", 0), ("Greater", 0), ("GreaterOrEqual", 1), ("Greater", -1), ("Less", 1)])
+        return g.op(test, least, g.const(number, dtype))
 
     def _labels(self) -> str:
         rng, g = self.rng, self.g

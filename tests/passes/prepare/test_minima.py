@@ -55,6 +55,9 @@ OTHERS = {
     "is not 0": KERAS.replace("keep = Greater(mf, f0)", "keep = Cast<to=9>(mf)"),
     "of fewer dimensions than the number": NUMBERS
     + "m = Min(one, t) u = Unsqueeze(m, first) keep = Greater(u, first) ",
+    "counted up to a vector of one number": KERAS.replace("Cast<to=1>(t)", "Cast<to=1>(t1)").replace(
+        "t = Gather(n, one)", "t1 = Gather(n, second)"
+    ),
     "below a number": KERAS.replace("Greater(mf, f0)", "Less(mf, f1)"),
     "rounded to 8 bits": KERAS.replace("mf = Cast<to=1>(m4)", "m8 = Cast<to=3>(m4) mf = Cast<to=1>(m8)"),
 }
