@@ -70,6 +70,8 @@ CONTINUED = (MASK, "position_ids")
 BY_SEQUENCE = 2
 """The axes of an input with numbers for each sequence."""
 
+# What the kernel of GroupQueryAttention says of several tokens behind cached ones for more than one sequence.
+SEVERAL_OF_A_BATCH = "batch_size must be 1 when sequence_length > 1"
 OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind", re.IGNORECASE)
 """What ONNX Runtime says of an index that is too large."""
 
@@ -575,6 +577,11 @@ class DecodingSession:
             return (
                 f"either a token is none of the model's, or it has no positions for {self._tokens(new)} (reset() or "
                 "rewind() makes room)"
+            )
+        if SEVERAL_OF_A_BATCH in str(error):
+            return (
+                f"the step has {new} tokens of each sequence of a batch; ONNX Runtime's GroupQueryAttention takes one "
+                "token a step behind cached ones there: give them one at a time"
             )
         if new > 1:
             return (

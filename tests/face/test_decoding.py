@@ -551,6 +551,19 @@ def test_a_prompt_for_a_model_of_one_token() -> None:
             session.step({"input_ids": given})
 
 
+def test_several_tokens_of_a_batch_behind_cached_ones() -> None:
+    """ONNX Runtime's GroupQueryAttention refuses them, whatever the file was traced with; fused attention does not."""
+    model, ids = genai.Decoder().model, np.ones((2, 3), np.int64)
+    session = fa_compiler.DecodingSession(model)
+    session.step({"input_ids": ids})
+    with pytest.raises(InputError, match=r"^the step has 3 tokens of each sequence .*: give them one at a time; the "):
+        session.step({"input_ids": ids})
+    fused = fa_compiler.DecodingSession(fa_compiler.optimize(model, assume=["separate-caches"]).model)
+    fused.step({"input_ids": ids})
+    parts = np.concatenate([session.step({"input_ids": ids[:, :1]})["logits"] for _ in range(3)], 1)
+    np.testing.assert_allclose(fused.step({"input_ids": ids})["logits"], parts, rtol=0, atol=2e-5)
+
+
 @pytest.mark.usefixtures("memory_is_known")
 def test_a_file_that_was_traced_with_one_token(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """It declares an open number of tokens, and takes one. The message says so, and it is measured behind caches."""
