@@ -70,8 +70,8 @@ CONTINUED = (MASK, "position_ids")
 BY_SEQUENCE = 2
 """The axes of an input with numbers for each sequence."""
 
-# What the kernel of GroupQueryAttention says of several tokens behind cached ones for more than one sequence.
 SEVERAL_OF_A_BATCH = "batch_size must be 1 when sequence_length > 1"
+"""What the kernel of GroupQueryAttention says of several tokens behind cached ones for more than one sequence."""
 OUT_OF_RANGE = re.compile(r"out of (data )?(bounds|range)|cos_cache|invalid ind", re.IGNORECASE)
 """What ONNX Runtime says of an index that is too large."""
 

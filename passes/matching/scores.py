@@ -635,8 +635,9 @@ def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> lis
 
 
 def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> float | None:
-    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants. A factor f
-    is finite: where keep is 1, infinity times 0 would be NaN."""
+    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants.
+
+    A factor f is finite: where keep is 1, infinity times 0 would be NaN."""
     left, right = constant(rest), truth_numbers(keep)
     if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
         return _folded_fill(left, right)
