@@ -242,20 +242,10 @@ class _Composer(Rare):
             return g.op(rng.choice(["And", "And", "And", "Or", "Xor"]), first, second)
         if rng.random() < 0.08:
             return g.op("Not", self._condition(depth + 1))
-        kinds = [
-            "input",
-            "int",
-            "int",
-            "float",
-            "triangle",
-            "position",
-            "position",
-            "window",
-            "labels",
-            "constant",
-            "counted",
-        ]
-        kinds += ["least"] if depth < 2 and g.opset >= 12 else []
+        kinds = ["input", "int", "int", "float", "triangle", "position", "position", "window", "labels", "constant"]
+        kinds.append("counted")
+        if depth < 2 and g.opset >= 12:
+            kinds.append("least")
         match rng.choice(kinds):
             case "input":
                 return g.input("bool", "bool", rng.choice(DIMS))
@@ -337,12 +327,11 @@ class _Composer(Rare):
     def _counted(self) -> str:
         """Positions that are counted in floats, as KerasHub writes them: mostly one count of rows and keys."""
         rng, g = self.rng, self.g
-        counts = []
+        zero, one, counts = g.const(0.0, "float32"), g.const(1.0, "float32"), []
         for role in ("S", "T"):
-            ends = [g.const(number, "float32") for number in (0.0, 1.0)]
             end = g.measured(role)  # a vector of one number, which ONNX Runtime takes, too
             end = g.op("Squeeze", end, g.const([0], "int64")) if rng.random() < 0.8 else end
-            counts.append(g.op("Range", ends[0], g.cast(end, "float32"), ends[1]))
+            counts.append(g.op("Range", zero, g.cast(end, "float32"), one))
         if g.sizes["S"] == g.sizes["T"] and (self.tied or not g.open & {"S", "T"}) and rng.random() < 0.8:
             counts = [rng.choice(counts)] * 2
         rows, keys = g.unsqueeze(counts[0], [1]), g.unsqueeze(counts[1], [0])
