@@ -88,10 +88,9 @@ def _missing_of_kernel(file: str, record: Operator, kernel: CpuKernel) -> Iterat
             f"lowering/ort/csrc/{space}.cc: write the kernel, with make_kernel in the namespace fa::{space}; "
             f"or say kernel=None in {file} if there is none"
         )
+    compiled = re.split(r"[\s()]+", (CSRC / "CMakeLists.txt").read_text(encoding="utf-8"))
     for path in sources:
-        if str(path.relative_to(CSRC)) not in re.split(
-            r"[\s()]+", (CSRC / "CMakeLists.txt").read_text(encoding="utf-8")
-        ):
+        if str(path.relative_to(CSRC)) not in compiled:
             yield f"lowering/ort/csrc/CMakeLists.txt: add {path.relative_to(CSRC)} to the sources of the library"
     if f"namespace {space} {{" not in descriptors.PATH.read_text(encoding="utf-8"):
         yield "lowering/ort/csrc/descriptors.inc: run python -m fa_compiler.lowering.ort.descriptors"
