@@ -20,7 +20,7 @@ from fa_compiler.comparison.decoder import (
     SWITCH,
     Cache,
     caches_of,
-    check_assumed,
+    check_one_token,
     counts_the_mask,
     handed_on,
     of_fixed_length,
@@ -38,6 +38,7 @@ from fa_compiler.model_files.temporary import TemporaryFolder
 from fa_compiler.op_registry.errors import suggestion
 from fa_compiler.passes.answer.report import first_of
 from fa_compiler.protos.cache_names import fixed_size
+from fa_compiler.protos.metadata import takes_one_token
 from fa_compiler.protos.subgraphs import graph_inputs
 
 Array = npt.NDArray[Any]
@@ -493,7 +494,8 @@ class DecodingSession:
             new = rows.count(array)
         if not batch or not new:
             raise InputError(f"the step has no tokens ('{'' if rows is None else rows.input}' is empty)")
-        check_assumed(self._proto, self.name, "the step", new, _ONE_BY_ONE)
+        if takes_one_token(self._proto):
+            check_one_token(self.name, "the step", new, _ONE_BY_ONE)
         if self._batch not in (None, batch):
             raise InputError(
                 f"the caches have a batch of {self._batch}, and the step has one of {batch}; reset() begins anew"

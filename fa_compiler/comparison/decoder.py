@@ -44,7 +44,6 @@ from fa_compiler.protos.cache_names import (
     is_state,
     named_pairs,
 )
-from fa_compiler.protos.metadata import takes_one_token
 from fa_compiler.protos.subgraphs import all_nodes, graph_inputs
 
 OPERATORS = {
@@ -180,9 +179,9 @@ def rows_of(model: onnx.ModelProto, caches: Iterable[Cache]) -> Rows | None:
     return None if found is None else Rows(found, _axis_of_rows(found, others[found]))
 
 
-def check_assumed(model: onnx.ModelProto, name: str, run: str, new: int, advice: str) -> None:
-    """Raise InputError for a run of several new tokens that the model was fused to never get. `run` names the run."""
-    if new > 1 and takes_one_token(model):
+def check_one_token(name: str, run: str, new: int, advice: str) -> None:
+    """Raise InputError for a run of several new tokens of a model that `takes_one_token`. `run` names the run."""
+    if new > 1:
         raise InputError(
             f"{name} was fused with the assumption that every run decodes one token ('decode'), and {run} has "
             f"{new}{advice}"

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fa_compiler.comparison.buffers import buffers_of
-from fa_compiler.comparison.decoder import caches_of, check_assumed, rows_of
+from fa_compiler.comparison.decoder import caches_of, check_one_token, rows_of
 from fa_compiler.comparison.feeds import load_inputs, random_inputs, save_arrays, with_misfit
 from fa_compiler.comparison.lengths import sizes_for
 from fa_compiler.errors import InputError
@@ -61,7 +61,8 @@ def run_model(
         feeds, arrays = _run_random(loaded, session)
     else:
         feeds = load_inputs(inputs, loaded.proto)
-        _check_tokens(loaded, feeds)
+        if takes_one_token(loaded.proto):
+            _check_tokens(loaded, feeds)
         try:
             arrays = session.run(feeds)
         except InputError as error:
@@ -74,13 +75,10 @@ def run_model(
 
 def _check_tokens(loaded: LoadedModel, feeds: Mapping[str, Array]) -> None:
     """Raise InputError for several new tokens in a run of a model that was fused for one (`--assume decode`)."""
-    if not takes_one_token(loaded.proto):
-        return
     rows = rows_of(loaded.proto, caches_of(loaded.proto))
-    array = None if rows is None else feeds.get(rows.input)
-    if rows is not None and array is not None:
+    if rows is not None and rows.input in feeds:
         advice = "; run the prompt in the original model, or fuse the model without --assume decode"
-        check_assumed(loaded.proto, loaded.name, f"'{rows.input}'", rows.count(array), advice)
+        check_one_token(loaded.name, f"'{rows.input}'", rows.count(feeds[rows.input]), advice)
 
 
 def _with_fewer(loaded: LoadedModel, session: Session, feeds: Mapping[str, Array]) -> str:
