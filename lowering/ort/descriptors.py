@@ -1,8 +1,11 @@
 """Writes csrc/descriptors.inc, which describes the operators to the custom-op library.
 
-For each operator that has a CPU kernel the file has a namespace with the names of its inputs and outputs, the typed
-descriptors that the library registers, the attributes with their defaults (`attr::scale_value`), and the numbers of the
-constraints by the names of their rules (`rule::heads`).
+The file has a namespace for each operator that has a CPU kernel. It holds
+
+- the names of the inputs and outputs;
+- the typed descriptors that the library registers;
+- the attributes with their defaults (`attr::scale_value`);
+- the numbers of the constraints, by the names of their rules (`rule::heads`).
 
 ONNX Runtime finds a custom operator's kernel by the types of its inputs, so each legal combination of types has its own
 descriptor. The file is in the repository, so that a build needs no Python packages except the build tools. A test fails
