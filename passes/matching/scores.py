@@ -27,10 +27,10 @@ Grammar, from the softmax's input, which is `scores_with_sink`, upwards. The cod
                                                            where the scores are one of its first two operands and
                                                            no operand is given twice
      10     | Where(b, scores, f) | Where(b, f, scores)    f one number, repeated or not: a selection
-     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. f may be
-                                                           repeated for all scores (TensorFlow's ones_like). 1 - b
-            | Sub(Mul(scores, b), t)                       may be the opposite of a boolean (tf2onnx), and t
-                                                           c * (b - 1) or Where(boolean of b, 0, f).
+     11     | Add(Mul(scores, b), t)                       b of 0 and 1, t = f * (1 - b): the same selection. f is
+            | Sub(Mul(scores, b), t)                       finite, and may be repeated for all scores (TensorFlow's
+                                                           ones_like). 1 - b may be the opposite of a boolean
+                                                           (tf2onnx), and t c * (b - 1) or Where(boolean of b, 0, f).
                                                            Or b and t are constants; b of 0 and c: c is also a scale.
                                                            Or b and t went through the same layout operators or
                                                            Expand (jax2onnx)
@@ -635,9 +635,7 @@ def _compared_with(value: ir.Value, condition: ir.Value, info: ShapeInfo) -> lis
 
 
 def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> float | None:
-    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants.
-
-    A factor f is finite: where keep is 1, infinity times 0 would be NaN."""
+    """f where `rest` is f * (1 - keep), both of them moved in the same way or not, or both of them constants."""
     left, right = constant(rest), truth_numbers(keep)
     if right is not None and (left is not None or not np.isin(right, (0, 1)).all()):
         return _folded_fill(left, right)
@@ -646,7 +644,7 @@ def _fill(rest: ir.Value, keep: ir.Value, scores: ir.Value, viewer: Viewer) -> f
     if is_op(maker, "Where"):
         return _selected_fill(maker, keep, viewer)
     for difference, number in _shares(maker, scores, viewer):
-        if not math.isfinite(number):
+        if not math.isfinite(number):  # infinity times 0 is NaN where keep is 1
             continue
         if match(KEEP_MINUS_ONE, difference, viewer.info, {"keep": keep}) is not None:
             return -number
