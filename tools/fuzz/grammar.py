@@ -327,15 +327,22 @@ class _Composer(Rare):
     def _counted(self) -> str:
         """Positions that are counted in floats, as KerasHub writes them: mostly one count of rows and keys."""
         rng, g = self.rng, self.g
-        zero, one, counts = g.const(0.0, "float32"), g.const(1.0, "float32"), []
-        for role in ("S", "T"):
-            end = g.measured(role)  # a vector of one number, which ONNX Runtime takes, too
-            end = g.op("Squeeze", end, g.const([0], "int64")) if rng.random() < 0.8 else end
-            counts.append(g.op("Range", zero, g.cast(end, "float32"), one))
-        if g.sizes["S"] == g.sizes["T"] and (self.tied or not g.open & {"S", "T"}) and rng.random() < 0.8:
-            counts = [rng.choice(counts)] * 2
-        rows, keys = g.unsqueeze(counts[0], [1]), g.unsqueeze(counts[1], [0])
+        rows = self._count("S")
+        keys = rows if self._is_square() and rng.random() < 0.8 else self._count("T")
+        rows, keys = g.unsqueeze(rows, [1]), g.unsqueeze(keys, [0])
         return g.op(rng.choice(["GreaterOrEqual", "GreaterOrEqual", "Greater", "Less", "LessOrEqual"]), rows, keys)
+
+    def _count(self, letter: str) -> str:
+        """0.0, 1.0, ... up to a size, which ONNX Runtime takes as a vector of one number, too."""
+        g, end = self.g, self.g.measured(letter)
+        if self.rng.random() < 0.8:
+            end = g.op("Squeeze", end, g.const([0], "int64"))
+        return g.op("Range", g.const(0.0, "float32"), g.cast(end, "float32"), g.const(1.0, "float32"))
+
+    def _is_square(self) -> bool:
+        """Are there as many keys as rows in every run?"""
+        g = self.g
+        return g.sizes["S"] == g.sizes["T"] and (self.tied or not g.open & {"S", "T"})
 
     def _least(self, depth: int) -> str:
         """The least of several masks of integers, as KerasHub merges padding into a causal mask."""
@@ -355,10 +362,7 @@ class _Composer(Rare):
     def _labels(self) -> str:
         rng, g = self.rng, self.g
         one = g.input("labels", "int64", ("B", "T"))
-        if g.sizes["S"] == g.sizes["T"] and (self.tied or not g.open & {"S", "T"}) and rng.random() < 0.8:
-            other = one
-        else:
-            other = g.input("labels", "int64", ("B", "S"))
+        other = one if self._is_square() and rng.random() < 0.8 else g.input("labels", "int64", ("B", "S"))
         if rng.random() < 0.3 and other == one:
             starts = g.cast(g.op("Equal", one, g.const(rng.choice([0, 1]), "int64")), "int64")
             one = other = g.op("CumSum", starts, g.const(1, "int64"))
