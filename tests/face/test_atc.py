@@ -535,7 +535,7 @@ def test_values_that_are_read_on_the_host_are_in_the_single_op(tmp_path: Path) -
 @pytest.mark.parametrize("name", ["bert", "gpt2", "llama"])
 def test_the_model_of_the_folder_computes_what_the_original_does(name: str, tmp_path: Path) -> None:
     """Sizes fixed, fused, converted, written; read again, as ONNX operators, in ONNX Runtime."""
-    model = Path(__file__).parents[2] / "examples" / "models" / f"{name}.onnx"
+    model = EXAMPLES / f"{name}.onnx"
     out = tmp_path / "out"
     sizes = "input_ids:2,16;attention_mask:2,16"
     assert main(["atc", str(model), "-o", str(out), *SOC, "--input-shape", sizes, "--quiet"]) == 0

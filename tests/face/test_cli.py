@@ -26,7 +26,7 @@ from fa_compiler.passes.answer.report import MissedCode
 from tests.graphs import harness
 from tests.systems import DEVICES, LINKS, LISTENS_TO_INTERRUPTS, MODES, NAMED_PIPES, SCRIPTS, SIGNALS, TERMINALS, said
 
-from .builders import attention, ops, plain, projected, saved
+from .builders import EXAMPLES, attention, ops, plain, projected, saved
 
 GRAPHS = Path(__file__).parents[1] / "graphs"
 COMMAND = [sys.executable, "-m", "fa_compiler"]
@@ -578,8 +578,7 @@ def test_explain(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
 def test_a_band_without_padding_is_not_explained_by_padding(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The operator gets a mask of one element beside its band, which excludes nothing."""
     path = tmp_path / "training.onnx"
-    examples = Path(__file__).parents[2] / "examples" / "models"
-    path.write_bytes(lzma.decompress((examples / "gpt_training.onnx.xz").read_bytes()))
+    path.write_bytes(lzma.decompress((EXAMPLES / "gpt_training.onnx.xz").read_bytes()))
     assert main(["inspect", str(path), "--explain"]) == 0
     text = capfd.readouterr().out
     assert "mask: causal, node " in text

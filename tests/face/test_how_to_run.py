@@ -30,9 +30,7 @@ from tests.passes.attention_ops.test_delta_rule import problem
 from tests.systems import IS_WINDOWS
 
 from . import genai
-from .builders import attention, feeds, saved
-
-MODELS = Path(__file__).parents[2] / "examples" / "models"
+from .builders import EXAMPLES, attention, feeds, saved
 
 
 def executed(lines: tuple[str, ...]) -> onnxruntime.InferenceSession:
@@ -201,7 +199,7 @@ def test_a_kernel_of_the_runtime_is_faster_than_a_function(tmp_path: Path) -> No
 
 def test_no_other_target_for_a_gradient(tmp_path: Path) -> None:
     """Neither ONNX nor ONNX Runtime has an operator for it, so none of their targets is advised."""
-    model = onnx.load_model_from_string(lzma.decompress((MODELS / "gpt_training.onnx.xz").read_bytes()))
+    model = onnx.load_model_from_string(lzma.decompress((EXAMPLES / "gpt_training.onnx.xz").read_bytes()))
     shown = str(fa_compiler.optimize(model, tmp_path / "fused.onnx").how_to_run)
     assert "ONNX Runtime does not load the file" in shown
     assert "No other target has an operator for the gradient" in shown and "--target" not in shown

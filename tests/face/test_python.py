@@ -31,9 +31,9 @@ from fa_compiler.reference.call import ReferenceInputError
 from tests.graphs import harness
 from tests.systems import IS_WINDOWS
 
-from .builders import HEADS, attention, feeds, plain, projected, saved
+from .builders import EXAMPLES, HEADS, attention, feeds, plain, projected, saved
 
-TRAINING = Path(__file__).parents[2] / "examples" / "models" / "gpt_training.onnx.xz"
+TRAINING = EXAMPLES / "gpt_training.onnx.xz"
 
 
 class ONNXProgram:

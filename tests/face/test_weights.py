@@ -14,9 +14,9 @@ import fa_compiler
 from fa_compiler.comparison.compare import compare_models
 from fa_compiler.comparison.feeds import random_inputs
 
-from .builders import saved
+from .builders import EXAMPLES, saved
 
-TRAINING = Path(__file__).parents[2] / "examples" / "models" / "gpt_training.onnx.xz"
+TRAINING = EXAMPLES / "gpt_training.onnx.xz"
 
 
 def _model(inputs: str, body: str) -> onnx.ModelProto:
