@@ -185,13 +185,13 @@ $(VENV)/.tools:
 INSTALL := PATH="$(BIN):$$PATH" $(BIN)/python tools/visible_install.py
 $(VENV)/.package: $(VENV)/.tools pyproject.toml $(NATIVE)
 	@echo "installing the package into $(VENV), with the kernels for this machine"
-	@$(INSTALL) --no-compile --config-settings=cmake.define.FA_VARIANTS=native -e .
+	@$(INSTALL) --variants native --no-compile
 	@touch $@
 
 WITH_EXTRAS := $(VENV)/.test $(VENV)/.bench $(VENV)/.search
 $(WITH_EXTRAS): $(VENV)/.tools pyproject.toml $(NATIVE)
 	@echo "installing the package into $(VENV), with the kernels for all machines"
-	@$(INSTALL) -e '.[$(@:$(VENV)/.%=%)]'
+	@$(INSTALL) --extra $(@:$(VENV)/.%=%)
 	@touch $(VENV)/.package $@
 
 # An environment with other ONNX tools and OpenVINO; it uses the library that .venv built.

@@ -62,7 +62,7 @@ EXAMPLES = (
         "BERT-base: 12 layers of 768, 12 heads, padding mask",
         "bert_base.graph.onnx",
         (2, 1),
-        (256, 768),
+        (256, 512),
     ),
 )
 
