@@ -61,7 +61,7 @@ EXAMPLES = (
     Example(
         "BERT-base: 12 layers of 768, 12 heads, padding mask",
         "bert_base.graph.onnx",
-        (2, 1),
+        (2, 2),
         (256, 512),
     ),
 )
