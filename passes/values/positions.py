@@ -12,7 +12,8 @@ dimension of a value an Affine over the indices of the mask.
             | number + number | number - number | number * number | -number | |number|
             | min(number, number) | max(number, number)
             | BitwiseAnd(number, number) | BitwiseOr(number, number)     of numbers that are known, such as 0 and 1
-            | CumSum(the same whole number everywhere)            c, 2c, 3c, ..., also of floats
+            | CumSum(the same whole number everywhere)            c, 2c, 3c, ..., or 0, c, 2c, ... (exclusive); also
+                                                                  of floats
             | Mod(flat, n) | Div(flat, n)          flat = 0, 1, 2, ... reshaped to [.., n]: the column, the row
                                                    (tf2onnx writes a band of a matrix with these)
             | Where(truth, number, number) | truth as 0 and 1
