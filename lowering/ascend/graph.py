@@ -1,6 +1,6 @@
 """A GE graph in memory: the content of an `.air` file without its encoding.
 
-`convert` converts between it and an ONNX model; `air` writes and reads it. Nothing is checked here: the graph of an
+`convert` makes it of an ONNX model; `air` writes and reads it. Nothing is checked here: the graph of an
 invalid file is invalid, too.
 """
 

@@ -26,7 +26,6 @@ from fa_compiler.command_line.main import main
 from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import read, write
 from fa_compiler.lowering.ascend.air.check import check as check_air
-from fa_compiler.lowering.ascend.convert.from_ge import from_ge as onnx_of
 from fa_compiler.lowering.ascend.graph import Attr, Op, Output, TensorDesc, absent
 from fa_compiler.lowering.ascend.single_op import check as check_json
 from fa_compiler.model_files.folder import check_target, new_folder
@@ -35,6 +34,7 @@ from fa_compiler.op_registry.registry import newest
 from fa_compiler.op_registry.soc import soc_version
 from tests.lowering.ascend.graphs import weight
 from tests.systems import SCRIPTS
+from tools.ge_to_onnx import from_ge as onnx_of
 
 from .builders import EXAMPLES, HEADS, SIZE, attention, plain, positions, saved
 

@@ -16,12 +16,12 @@ import onnx
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from fa_compiler.lowering.ascend.convert import from_ge
 from fa_compiler.lowering.ascend.graph import Model
 from fa_compiler.lowering.ort import eager
 from fa_compiler.op_registry import DOMAIN, bind_inputs, bind_outputs, get, hcom
 from fa_compiler.parallel.communicator import Array, Communicator
 from fa_compiler.parallel.threads import run_threads
+from tools.ge_to_onnx import from_ge
 
 WAIT = 120.0
 

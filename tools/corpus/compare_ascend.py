@@ -19,11 +19,12 @@ import fa_compiler
 from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.files import parse_message
-from fa_compiler.lowering.ascend.convert import UnmappedError, from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ort import library_path
 from fa_compiler.op_registry import schemas
 from tools.corpus.compare_check import check as check_models
+from tools.ge_to_onnx import from_ge
 from tools.processes import serve
 
 

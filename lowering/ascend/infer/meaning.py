@@ -6,7 +6,6 @@ tensor, are unknown numbers of which no two are equal; a size that is not the sa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from typing import Any
@@ -14,12 +13,10 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
-from fa_compiler.lowering.ascend.convert.backward import HANDLERS, GeCall
-from fa_compiler.lowering.ascend.convert.backward.ge_call import NodeCollector
+from fa_compiler.lowering.ascend.convert.backward import HANDLERS, OPSET, GeCall
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
-from fa_compiler.lowering.ascend.convert.from_ge import OPSET
-from fa_compiler.lowering.ascend.graph import TensorDesc, ge_shape
-from fa_compiler.lowering.ascend.infer.facts import Fact, OpFacts
+from fa_compiler.lowering.ascend.graph import ge_shape
+from fa_compiler.lowering.ascend.infer.facts import Fact, OpFacts, Shape
 from fa_compiler.op_registry import dtypes
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.passes.algebra.symbolic import Dim, integer
@@ -64,32 +61,6 @@ def infer(facts: OpFacts) -> list[Fact]:
     return [call.fact(name) for name in ([made] if isinstance(made, str) else made)]
 
 
-class _Rules(NodeCollector):
-    """Keeps what is known of each tensor, and applies the rule of each node."""
-
-    def __init__(self) -> None:
-        super().__init__("")
-        self.known: dict[str, OnnxFact | None] = {"": None}
-
-    def add(self, fact: OnnxFact) -> str:
-        """A tensor of which this is known."""
-        name = self.fresh("")
-        self.known[name] = fact
-        return name
-
-    def node(
-        self, op_type: str, inputs: Sequence[str], count: int, domain: str, name: str, attrs: Mapping[str, Any]
-    ) -> list[str]:
-        facts = [self.known[given] for given in inputs]
-        while facts and facts[-1] is None:
-            facts.pop()
-        hashable = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in attrs.items())
-        rule = RULES.get((domain, op_type))
-        found = rule(Context(_node(domain, op_type, count, hashable), facts, OPSET, {})) if rule else ()
-        made = [found] if isinstance(found, OnnxFact) else list(found)
-        return [self.add(made[place] if place < len(made) else OnnxFact()) for place in range(count)]
-
-
 @lru_cache(1 << 10)
 def _node(domain: str, op_type: str, count: int, attrs: tuple[tuple[str, Any], ...]) -> ir.Node:
     """A node as the rules see it. They take the inputs from elsewhere, so calls share it."""
@@ -99,31 +70,25 @@ def _node(domain: str, op_type: str, count: int, attrs: tuple[tuple[str, Any], .
     return ir.Node(domain, op_type, (), attributes=made, num_outputs=count)
 
 
-_UNDECLARED = TensorDesc("", "", None)
-
-
 class _Call(GeCall):
-    """The call that the functions of `convert/backward` get. Nothing in it is declared: all is a fact of an input."""
-
-    _collector: _Rules
+    """The call that the functions of `convert/backward` get. It keeps what is known of each tensor. The rule of a node
+    is applied when the node is made."""
 
     def __init__(self, facts: OpFacts) -> None:
-        op, like = facts.op, _LIKE.get(facts.op.type)
-        super().__init__(replace(op, type=like) if like else op, [""] * len(op.input_descs), _Rules(), {})
-        # A shape follows from the format in the attributes, not from the declared one.
-        self._layout = str(self.attr("data_format")) if "data_format" in self.spec.attr_names else "ND"
         self._facts = facts
-        self._inputs = {name: (self._collector.add(_to_onnx(fact)), _UNDECLARED) for name, fact in facts.inputs.items()}
+        self._known: dict[str, OnnxFact | None] = {"": None}
+        inputs = {name: self._add(_to_onnx(fact)) for name, fact in facts.inputs.items()}
+        super().__init__(replace(facts.op, type=_LIKE.get(facts.op.type, facts.op.type)), inputs)
 
-    def expect_read(self) -> None:
-        """Raise UnreadableError for an attribute of GE that was not read and does not have its default."""
-        for name, _ in self.unread():
-            if name in self.spec.attr_names:
-                raise UnreadableError(f"its attribute {name} has no meaning in ONNX here")
+    def _add(self, fact: OnnxFact) -> str:
+        """A tensor of which this is known."""
+        name = str(len(self._known))
+        self._known[name] = fact
+        return name
 
     def fact(self, name: str) -> Fact:
         """What is known of a tensor that was made."""
-        found = self._collector.known[name] or OnnxFact()
+        found = self._known[name] or OnnxFact()
         if found.dtype == _STAND_IN:
             types = (fact.dtype for fact in self._facts.inputs.values())
             dtype = next((dtype for dtype in types if _onnx_type(dtype) == _STAND_IN), "")
@@ -135,10 +100,15 @@ class _Call(GeCall):
             value = np.asarray(_NUMBERS(found.content), dtype=object)
         return Fact(dtype, shape, value)
 
-    def desc(self, name: str) -> TensorDesc:
-        self._input(name)
-        fact = self._facts.inputs[name]
-        return TensorDesc(name, fact.dtype, fact.shape, self._layout)
+    def dtype(self, name: str) -> str:
+        return self._input(name).dtype
+
+    def shape(self, name: str) -> Shape:
+        return self._input(name).shape
+
+    def _input(self, name: str) -> Fact:
+        self.x(name)  # raises UnreadableError for an absent input
+        return self._facts.inputs[name]
 
     def constant(self, name: str) -> np.ndarray[Any, Any]:
         numbers = self._facts.ints(name)
@@ -146,16 +116,20 @@ class _Call(GeCall):
             raise UnreadableError(f"its input {name} is not known")
         return np.array(numbers, dtype=object)
 
-    def out(self, index: int = 0) -> TensorDesc:
-        return TensorDesc("", "", None, self._layout)
-
-    def expect_outputs(self, count: int) -> None:
-        """Nothing is declared."""
+    def nodes(self, op_type: str, *inputs: str, count: int, domain: str = "", **attrs: Any) -> list[str]:
+        facts = [self._known[given] for given in inputs]
+        while facts and facts[-1] is None:
+            facts.pop()
+        hashable = tuple((key, tuple(value) if isinstance(value, list) else value) for key, value in attrs.items())
+        rule = RULES.get((domain, op_type))
+        found = rule(Context(_node(domain, op_type, count, hashable), facts, OPSET, {})) if rule else ()
+        made = [found] if isinstance(found, OnnxFact) else list(found)
+        return [self._add(made[place] if place < len(made) else OnnxFact()) for place in range(count)]
 
     def array(self, value: Any, dtype: str) -> str:
         array = np.asarray(value)
         content = np.asarray(_DIMS(array), dtype=object) if array.dtype.kind == "i" or not array.size else None
-        return self._collector.add(OnnxFact(tuple(map(integer, array.shape)), _onnx_type(dtype), content))
+        return self._add(OnnxFact(tuple(map(integer, array.shape)), _onnx_type(dtype), content))
 
     def cast(self, name: str, dtype: str) -> str:
         return self.node("Cast", name, to=int(_onnx_type(dtype) or 0))

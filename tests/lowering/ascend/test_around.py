@@ -12,7 +12,7 @@ import pytest
 import fa_compiler
 from fa_compiler.lowering.ascend.air import read, write
 from fa_compiler.lowering.ascend.air.check import check
-from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import to_ge
 from tests.passes.around import (
     test_clipped,
     test_gelu,
@@ -24,6 +24,7 @@ from tests.passes.around import (
     test_swiglu,
 )
 from tests.passes.around.running import assert_equal, fused, operators
+from tools.ge_to_onnx import from_ge
 
 LLAMA = Path(__file__).parents[3] / "examples" / "models" / "llama.onnx"
 MODELS = {

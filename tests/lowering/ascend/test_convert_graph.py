@@ -12,8 +12,10 @@ import onnxruntime as rt
 import pytest
 
 from fa_compiler.lowering.ascend.air import parse, serialise
-from fa_compiler.lowering.ascend.convert import UnmappedError, UnreadableError, from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
+from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 from fa_compiler.lowering.ascend.graph import Attr, Model, Op, Output
+from tools.ge_to_onnx import from_ge
 
 HEAD = '<ir_version: 8, opset_import: ["" : 18]>\n'
 

@@ -17,7 +17,8 @@ import pytest
 from onnx import helper
 
 from fa_compiler.lowering.ascend.air import parse, serialise
-from fa_compiler.lowering.ascend.convert import UnmappedError, from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
+from tools.ge_to_onnx import from_ge
 
 F = np.float32
 I64 = np.int64

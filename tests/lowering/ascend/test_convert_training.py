@@ -16,7 +16,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from fa_compiler.lowering.ascend.air import parse, serialise
-from fa_compiler.lowering.ascend.convert import UnmappedError, from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
+from tools.ge_to_onnx import from_ge
 
 RNG = np.random.default_rng(3)
 STEP = 1e-3

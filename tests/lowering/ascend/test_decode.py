@@ -19,7 +19,7 @@ from onnx import helper
 from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.files import parse_message
-from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import to_ge
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.graph import Model, Op
 from fa_compiler.lowering.ascend.single_op import check_text, from_json, to_json
@@ -28,6 +28,7 @@ from tests.lowering.decoding import OP, Form, Inputs
 from tests.passes.attention_ops.test_npu import inference
 from tests.passes.rewrite.test_paging import POOLS, Paged
 from tests.passes.running import Array, assert_same, fused, run
+from tools.ge_to_onnx import from_ge
 
 HALF = Form("BNSD", "float16")
 FORMS = {

@@ -13,9 +13,10 @@ from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.encode import encode
 from fa_compiler.lowering.ascend.air.files import parse_message
-from fa_compiler.lowering.ascend.convert import UnmappedError, from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import UnmappedError, to_ge
 from fa_compiler.lowering.ascend.graph import Attr, Model
 from fa_compiler.op_registry import DOMAIN, hcom
+from tools.ge_to_onnx import from_ge
 
 FLOAT = onnx.TensorProto.FLOAT
 

@@ -15,11 +15,12 @@ from fa_compiler.errors import InputError
 from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.schema import ModelDef
-from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import to_ge
 from fa_compiler.lowering.ascend.graph import Model, Op
 from fa_compiler.lowering.ascend.single_op import check_text, from_json, to_json
 from fa_compiler.op_registry import DOMAIN, NodeView, dtypes, full_attrs, get, infer, place_inputs
 from tests.op_registry import linear_nodes
+from tools.ge_to_onnx import from_ge
 
 NODES = {
     "ChunkGatedDeltaRule": linear_nodes.chunk(),

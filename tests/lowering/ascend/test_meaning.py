@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fa_compiler.lowering.ascend.convert import from_ge
 from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Output, TensorDesc
 from fa_compiler.lowering.ascend.infer import Fact, infer
 from fa_compiler.lowering.ascend.infer.graph import constant
@@ -16,6 +15,7 @@ from fa_compiler.op_registry.dtypes import from_numpy
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
 from tests.lowering.ascend.graphs import const, data, net_output
 from tests.lowering.ascend.onnx_models import run
+from tools.ge_to_onnx import from_ge
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 IDS = np.array([[0, 2, 0], [2, 2, 1]])

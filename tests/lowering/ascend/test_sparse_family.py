@@ -14,7 +14,7 @@ from onnx import helper
 from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.schema import ModelDef
-from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import to_ge
 from fa_compiler.lowering.ascend.graph import Model, Op
 from fa_compiler.lowering.ascend.single_op import check_text, from_json, to_json
 from fa_compiler.op_registry import DOMAIN, NodeView, dtypes, full_attrs, get, infer, place_inputs, verify
@@ -22,6 +22,7 @@ from fa_compiler.passes import Options, analyse, fuse
 from fa_compiler.passes.rewrite.node_view import node_view
 from tests.op_registry import sparse_nodes
 from tests.passes.running import run
+from tools.ge_to_onnx import from_ge
 
 OPERATORS = {
     "SparseFlashAttention": sparse_nodes.attention,

@@ -16,12 +16,13 @@ from fa_compiler import reference
 from fa_compiler.lowering.ascend.air import parse, serialise
 from fa_compiler.lowering.ascend.air.check import check_message
 from fa_compiler.lowering.ascend.air.schema import ModelDef
-from fa_compiler.lowering.ascend.convert import from_ge, to_ge
+from fa_compiler.lowering.ascend.convert import to_ge
 from fa_compiler.op_registry import DOMAIN, verify
 from fa_compiler.passes import Block, Options, analyse, fuse
 from fa_compiler.passes.rewrite.node_view import node_view
 from fa_compiler.reference.op_runs import evaluator
 from tests.linear_problems import attention
+from tools.ge_to_onnx import from_ge
 
 Array = np.ndarray[Any, Any]
 NAMES = ("query", "key", "value", "past_state", "decay", "beta")

@@ -2,7 +2,8 @@
 
 The functions follow the definitions of GE's operators and not the forward table. A wrong attribute or a wrong order of
 inputs in that table then gives another result here. An attribute that a function does not read must have its default.
-`HANDLERS` has the function of each operator.
+`HANDLERS` has the function of each operator whose types and shapes are inferred from it. Those of the others are in
+`tools/ge_to_onnx/`, which makes models of whole graphs, for tests.
 """
 
 from __future__ import annotations
@@ -18,6 +19,6 @@ from fa_compiler.lowering.ascend.convert.backward import (  # noqa: F401  import
     reductions,
     windows,
 )
-from fa_compiler.lowering.ascend.convert.backward.ge_call import HANDLERS, GeCall
+from fa_compiler.lowering.ascend.convert.backward.ge_call import HANDLERS, OPSET, GeCall
 
-__all__ = ["HANDLERS", "GeCall"]
+__all__ = ["HANDLERS", "OPSET", "GeCall"]

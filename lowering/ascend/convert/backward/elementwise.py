@@ -5,28 +5,12 @@ from __future__ import annotations
 from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
-_INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_UINT32", "DT_UINT64")
-
-
-@handles("Cast")
-def _cast(call: GeCall) -> str:
-    dtype = call.type_attr("dst_type")
-    if dtype != call.out().dtype:
-        raise UnreadableError(f"Cast '{call.op.name}' to {dtype} declares {call.out().dtype}")
-    return call.cast(call.x("x"), dtype)
-
-
-@handles("RealDiv")
-def _real_div(call: GeCall) -> str:
-    """Only of floats: the quotient of integers would be a fraction."""
-    if call.desc("x1").dtype in _INTEGERS:
-        raise UnreadableError(f"RealDiv '{call.op.name}' of integers: ONNX divides them towards zero")
-    return call.node("Div", call.x("x1"), call.x("x2"))
+INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_UINT32", "DT_UINT64")
 
 
 @handles("TruncateDiv")
 def _truncate_div(call: GeCall) -> str:
-    if call.desc("x1").dtype in _INTEGERS:
+    if call.dtype("x1") in INTEGERS:
         return call.node("Div", call.x("x1"), call.x("x2"))
     quotient = call.node("Div", call.x("x1"), call.x("x2"))
     return call.node("Mul", call.node("Sign", quotient), call.node("Floor", call.node("Abs", quotient)))
@@ -36,7 +20,7 @@ def _truncate_div(call: GeCall) -> str:
 def _floor_mod(call: GeCall) -> str:
     """x - floor(x / y) y, which has the sign of y."""
     x, y = call.x("x1"), call.x("x2")
-    if call.desc("x1").dtype in _INTEGERS:
+    if call.dtype("x1") in INTEGERS:
         return call.node("Mod", x, y, fmod=0)
     return call.node("Sub", x, call.node("Mul", call.node("Floor", call.node("Div", x, y)), y))
 
@@ -70,16 +54,10 @@ def _add_n(call: GeCall) -> str:
     return call.node("Sum", *inputs)
 
 
-@handles("GeluV2")
-def _gelu(call: GeCall) -> str:
-    call.only("approximate", "none", "tanh")
-    return call.node("Gelu", call.x("x"), approximate=call.attr("approximate"))
-
-
 @handles("Swish")
 def _swish(call: GeCall) -> str:
     """x sigmoid(scale x)."""
-    scale = call.array(call.attr("scale"), call.desc("x").dtype)
+    scale = call.array(call.attr("scale"), call.dtype("x"))
     return call.node("Mul", call.x("x"), call.node("Sigmoid", call.node("Mul", call.x("x"), scale)))
 
 

@@ -1,17 +1,16 @@
-"""Operators that are nodes of the domain "ascend": the registry's attention operators, which run with the CPU kernels
-or the reference, and those that talk to other ranks (op_registry/hcom.py). The order of the latter, which control edges
-give in GE, is the order of the nodes."""
+"""Operators that talk to other ranks (op_registry/hcom.py). They are nodes of the domain "ascend". Their order, which
+control edges give in GE, is the order of the nodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.backward.ge_call import HANDLERS, GeCall, onnx_type
-from fa_compiler.op_registry import DOMAIN, attention_names, hcom
+from fa_compiler.op_registry import DOMAIN, hcom
 from fa_compiler.op_registry.spec import Kind
 
 
-def _fused(call: GeCall) -> Sequence[str]:
+def registered(call: GeCall) -> Sequence[str]:
     """The inputs in REG_OP order, "" for an absent one, with the count of each dynamic input, and every attribute."""
     inputs: list[str] = []
     attrs = {entry.name: call.attr(entry.name) for entry in call.spec.attrs}
@@ -28,4 +27,4 @@ def _fused(call: GeCall) -> Sequence[str]:
     return call.nodes(call.spec.name, *inputs, count=len(call.spec.outputs), domain=DOMAIN, **attrs)
 
 
-HANDLERS.update(dict.fromkeys((*attention_names(), *hcom.OPERATORS), _fused))
+HANDLERS.update(dict.fromkeys(hcom.OPERATORS, registered))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 
@@ -19,7 +18,7 @@ def _softmax_grad(call: GeCall) -> str:
 @handles("TanhGrad")
 def _tanh_grad(call: GeCall) -> str:
     """dy (1 - y^2)."""
-    one = call.array(1, call.desc("y").dtype)
+    one = call.array(1, call.dtype("y"))
     return call.node("Mul", call.x("dy"), call.node("Sub", one, call.node("Mul", call.x("y"), call.x("y"))))
 
 
@@ -27,28 +26,10 @@ def _tanh_grad(call: GeCall) -> str:
 def _gelu_grad(call: GeCall) -> str:
     """dy (Phi(x) + x phi(x)), with Phi the distribution and phi the density of the normal distribution."""
     call.only("approximate", "none")
-    x, dtype = call.x("x"), call.desc("x").dtype
+    x, dtype = call.x("x"), call.dtype("x")
     half = call.array(0.5, dtype)
     error = call.node("Erf", call.node("Mul", x, call.array(math.sqrt(0.5), dtype)))
     below = call.node("Mul", half, call.node("Add", error, call.array(1, dtype)))
     power = call.node("Exp", call.node("Neg", call.node("Mul", half, call.node("Mul", x, x))))
     density = call.node("Mul", power, call.array(1 / math.sqrt(2 * math.pi), dtype))
     return call.node("Mul", call.x("dy"), call.node("Add", below, call.node("Mul", x, density)))
-
-
-@handles("LayerNormGradV3")
-def _layer_norm_grad(call: GeCall) -> Sequence[str]:
-    """With n = (x - mean) rstd and g = dy gamma: dx = rstd (g - mean(g) - n mean(g n)), with means over gamma's axes.
-
-    dgamma and dbeta are the sums of dy n and of dy over the other axes.
-    """
-    dy, rank, inner = call.x("dy"), call.rank("x"), call.rank("gamma")
-    axes, others = call.ints(list(range(rank - inner, rank))), call.ints(list(range(rank - inner)))
-    normal = call.node("Mul", call.node("Sub", call.x("x"), call.x("mean")), call.x("rstd"))
-    g = call.node("Mul", dy, call.x("gamma"))
-    shift = call.node("Mul", normal, call.node("ReduceMean", call.node("Mul", g, normal), axes))
-    dx = call.node(
-        "Mul", call.x("rstd"), call.node("Sub", call.node("Sub", g, call.node("ReduceMean", g, axes)), shift)
-    )
-    dgamma = call.node("ReduceSum", call.node("Mul", dy, normal), others, keepdims=0)
-    return dx, dgamma, call.node("ReduceSum", dy, others, keepdims=0)

@@ -49,7 +49,7 @@ def _segment_sum(call: GeCall) -> str:
     x, count = call.x("x"), call.vector(call.cast(call.x("num_segments"), "DT_INT64"))
     inner = call.rank("segment_ids")
     rest = call.node("Slice", call.node("Shape", x), call.ints([inner]), call.ints([call.rank("x")]))
-    zeros = call.node("Expand", call.array(0, call.desc("x").dtype), call.node("Concat", count, rest, axis=0))
+    zeros = call.node("Expand", call.array(0, call.dtype("x")), call.node("Concat", count, rest, axis=0))
     ids = call.node("Unsqueeze", call.cast(call.x("segment_ids"), "DT_INT64"), call.ints([inner]))
     return call.node("ScatterND", zeros, ids, x, reduction="add")
 

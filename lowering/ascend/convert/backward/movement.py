@@ -30,7 +30,7 @@ def _squeeze(call: GeCall) -> str:
 @handles("SqueezeV3")
 def _squeeze_v3(call: GeCall) -> str:
     """An empty list of axes stands for all axes of size 1, as an absent one does."""
-    empty = call.has("axes") and call.desc("axes").shape == (0,)
+    empty = call.has("axes") and call.shape("axes") == (0,)
     return call.node("Squeeze", call.x("x"), "" if empty else call.maybe("axes"))
 
 
@@ -61,20 +61,10 @@ def _concat(call: GeCall) -> str:
 def _split_d(call: GeCall) -> Sequence[str]:
     """Equal parts. An axis that cannot be divided into equal parts is an error."""
     count, axis = call.attr("num_split"), call.attr("split_dim")
-    call.expect_outputs(count)
-    shape = call.desc("x").shape
+    shape = call.shape("x")
     if shape is not None and shape[axis] > 0 and shape[axis] % count:
         raise UnreadableError(f"SplitD '{call.op.name}' cuts {shape[axis]} into {count} parts")
     return call.nodes("Split", call.x("x"), count=count, axis=axis, num_outputs=count)
-
-
-@handles("SplitV")
-def _split_v(call: GeCall) -> Sequence[str]:
-    count = call.attr("num_split")
-    call.expect_outputs(count)
-    sizes = call.cast(call.x("size_splits"), "DT_INT64")
-    axis = int(call.constant("split_dim").reshape(()))
-    return call.nodes("Split", call.x("x"), sizes, count=count, axis=axis)
 
 
 @handles("StridedSliceV2")

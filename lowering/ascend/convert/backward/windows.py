@@ -6,14 +6,6 @@ from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
 
-def _spatial(call: GeCall, layout: str, *names: str) -> None:
-    """Raise UnreadableError for a tensor that is not declared in the operator's format."""
-    call.only("data_format", layout)
-    wrong = [name for name in names if call.desc(name).layout != layout] + ["y"] * (call.out().layout != layout)
-    if wrong:
-        raise UnreadableError(f"{call.op.type} '{call.op.name}': its {wrong[0]} is not declared in the format {layout}")
-
-
 def _last(call: GeCall, name: str) -> list[int]:
     """The numbers of an attribute for the spatial axes. Those for batch and channels must be 1."""
     numbers = list(call.attr(name))
@@ -30,7 +22,7 @@ def _pads(call: GeCall) -> list[int]:
 
 @handles("Conv2D", "Conv3DV2")
 def _conv(call: GeCall) -> str:
-    _spatial(call, "NCHW" if call.op.type == "Conv2D" else "NCDHW", "x", "filter")
+    call.only("data_format", "NCHW" if call.op.type == "Conv2D" else "NCDHW")
     return call.node(
         "Conv",
         call.x("x"),
@@ -45,7 +37,7 @@ def _conv(call: GeCall) -> str:
 
 @handles("MaxPoolV3", "AvgPoolV2")
 def _pool(call: GeCall) -> str:
-    _spatial(call, "NCHW", "x")
+    call.only("data_format", "NCHW")
     call.only("padding_mode", "CALCULATED")
     windows = {"kernel_shape": _last(call, "ksize"), "strides": _last(call, "strides"), "pads": _pads(call)}
     if call.op.type == "MaxPoolV3":

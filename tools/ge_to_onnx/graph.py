@@ -1,4 +1,4 @@
-"""A GE graph as an ONNX model, to compare results: the inverse of `to_ge`.
+"""A GE graph as an ONNX model.
 
 A Data becomes an input of the same name. The inputs of the NetOutput become outputs with the names `output_0` and so
 on. The declared types and shapes of tensors become value_info: ONNX's strict shape inference then compares them with
@@ -13,14 +13,14 @@ import onnx
 from onnx import helper
 
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
-from fa_compiler.lowering.ascend.convert.backward import HANDLERS, GeCall
-from fa_compiler.lowering.ascend.convert.backward.ge_call import NodeCollector, onnx_type, tensor_proto
+from fa_compiler.lowering.ascend.convert.backward import OPSET
+from fa_compiler.lowering.ascend.convert.backward.ge_call import onnx_type
 from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 from fa_compiler.lowering.ascend.graph import Graph, Model, Op, TensorDesc, Weight, known_sizes
 from fa_compiler.op_registry import DOMAIN, VERSION
-
-OPSET = 20
-"""The opset of the resulting models."""
+from fa_compiler.op_registry.spec import Kind
+from tools.ge_to_onnx.call import DeclaredCall, NodeCollector, tensor_proto
+from tools.ge_to_onnx.meanings import HANDLERS
 
 _IR_VERSION = 9
 
@@ -98,10 +98,13 @@ class _GraphReader:
         handler = HANDLERS.get(op.type)
         if handler is None:
             raise UnreadableError(f"operator '{op.name}' of type {op.type} has no meaning in ONNX here")
-        call = GeCall(op, inputs, collector, constants)
+        call = DeclaredCall(op, inputs, collector, constants)
         made = handler(call)
         call.finish()
         names = [made] if isinstance(made, str) else list(made)
+        declared = len(op.output_descs)
+        if call.spec.outputs[-1:] and call.spec.outputs[-1].kind is Kind.DYNAMIC and len(names) != declared:
+            raise UnreadableError(f"{op.type} '{op.name}' has {declared} outputs, its attributes say {len(names)}")
         return [*names, *[""] * (len(op.output_descs) - len(names))]
 
     def _branches(self, op: Op, inputs: Sequence[str], collector: NodeCollector) -> Sequence[str]:
