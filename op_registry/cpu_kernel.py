@@ -1,6 +1,6 @@
 """What the registry knows about an operator's CPU kernel, which runs in ONNX Runtime.
 
-ONNX Runtime finds a custom operator's kernel by the types of its inputs. `lowering/ort/descriptors.py` derives the
+ONNX Runtime finds a custom operator's kernel by the types of its inputs. `tools/descriptors.py` derives the
 combinations of types from those registered for the Ascend products. It cannot do so for operators whose inputs are
 lists: ONNX Runtime allows a list only as the last input, and not together with absent inputs. Such an operator is
 registered with as many optional inputs as its lists may need ("places"), and its kernel reads the attributes

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from fa_compiler import reference
-from fa_compiler.lowering.ort import descriptors
 from fa_compiler.op_registry import EXTENSIONS, Operator, TensorInfo, dtypes, infer, ops
 from fa_compiler.op_registry.constraints.core import Rules
 from fa_compiler.op_registry.cpu_kernel import CpuKernel
@@ -21,6 +20,7 @@ from fa_compiler.op_registry.ops.attention_update import OPERATOR as KNOWN
 from fa_compiler.reference.call import OPERATORS as REFERENCES
 from tests.corrupted import BASES
 from tests.systems import SOURCES
+from tools import descriptors
 
 ROOT = Path(__file__).parent.parent
 CSRC = descriptors.PATH.parent
@@ -93,7 +93,7 @@ def _missing_of_kernel(file: str, record: Operator, kernel: CpuKernel) -> Iterat
         if str(path.relative_to(CSRC)) not in compiled:
             yield f"lowering/ort/csrc/CMakeLists.txt: add {path.relative_to(CSRC)} to the sources of the library"
     if f"namespace {space} {{" not in descriptors.PATH.read_text(encoding="utf-8"):
-        yield "lowering/ort/csrc/descriptors.inc: run python -m fa_compiler.lowering.ort.descriptors"
+        yield "lowering/ort/csrc/descriptors.inc: run python -m tools.descriptors"
     if kernel.required_output not in (None, *newest.output_names):
         yield f"{file}: `required_output` of the kernel is {kernel.required_output}, which {record.name} does not have"
     if unknown := {*kernel.extensions} - {entry.id for entry in EXTENSIONS}:

@@ -1,4 +1,4 @@
-"""Writes csrc/descriptors.inc, which describes the operators to the custom-op library.
+"""Writes lowering/ort/csrc/descriptors.inc, which describes the operators to the custom-op library.
 
 The file has a namespace for each operator that has a CPU kernel. It holds
 
@@ -11,7 +11,7 @@ ONNX Runtime finds a custom operator's kernel by the types of its inputs, so eac
 descriptor. The file is in the repository, so that a build needs no Python packages except the build tools. A test fails
 if the file is out of date. This command writes it:
 
-    python -m fa_compiler.lowering.ort.descriptors
+    python -m tools.descriptors
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from fa_compiler.op_registry.attributes import extra_attrs
 from fa_compiler.op_registry.cpu_kernel import TypeRow, type_row
 from fa_compiler.op_registry.registry import takes_float
 
-PATH = Path(__file__).parent / "csrc" / "descriptors.inc"
+PATH = Path(__file__).parents[1] / "lowering" / "ort" / "csrc" / "descriptors.inc"
 
 # GE type -> ort::Element of the types the kernels compute with.
 _ELEMENTS = {
@@ -104,7 +104,7 @@ def registered(record: Operator) -> tuple[OpSpec, ...]:
 def render() -> str:
     """The text of csrc/descriptors.inc."""
     lines = [
-        "// Written by lowering/ort/descriptors.py from the operator registry; do not edit.",
+        "// Written by tools/descriptors.py from the operator registry; do not edit.",
         "// clang-format off",
         "#pragma once",
     ]

@@ -1,7 +1,6 @@
 """The custom-op library, which runs fused nodes in ONNX Runtime on a CPU.
 
 `register_custom_ops` registers the library (library.py), whose sources are in csrc/. eager.py runs one operator.
-descriptors.py writes what C++ has to know of the operators.
 """
 
 from fa_compiler.lowering.ort.library import (

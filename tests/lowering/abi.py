@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fa_compiler.lowering.ort import descriptors
+from tools import descriptors
 
 TABLE = Path(__file__).with_name("abi_slots.tsv")
 SOURCES = descriptors.PATH.parent

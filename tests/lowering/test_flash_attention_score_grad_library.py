@@ -13,9 +13,10 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
-from fa_compiler.lowering.ort import descriptors, register_custom_ops
+from fa_compiler.lowering.ort import register_custom_ops
 from fa_compiler.op_registry import dtypes, get
 from tests.systems import PEAK_MEMORY
+from tools import descriptors
 
 from . import refusals
 from .gradients import OP, backward, check

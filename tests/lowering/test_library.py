@@ -17,11 +17,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler import ops
-from fa_compiler.lowering.ort import custom_ops_library, descriptors, library, library_path, register_custom_ops
+from fa_compiler.lowering.ort import custom_ops_library, library, library_path, register_custom_ops
 from fa_compiler.lowering.ort.eager import ORT_ERRORS, compute
 from fa_compiler.op_registry import dtypes, full_attrs, get
 from tests.kernel_variants import compiled, runs
 from tests.systems import ELF, PEAK_MEMORY, SOURCES
+from tools import descriptors
 
 from .problems import OP, OUTPUTS, TRIANGLE, Form, agree, check
 from .variants import AVAILABLE, VARIANTS
@@ -192,9 +193,7 @@ def test_a_session_may_have_some_operators_only() -> None:
 
 @SOURCES
 def test_descriptors_are_current() -> None:
-    assert descriptors.PATH.read_text(encoding="utf-8") == descriptors.render(), (
-        "run python -m fa_compiler.lowering.ort.descriptors"
-    )
+    assert descriptors.PATH.read_text(encoding="utf-8") == descriptors.render(), "run python -m tools.descriptors"
 
 
 @pytest.mark.parametrize(
