@@ -21,8 +21,8 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, helper
 
-from fa_compiler.lowering.onnx_file.bodies import CAST_LIKE, OLDEST_OPSET
-from fa_compiler.lowering.onnx_file.writer import FunctionWriter, reference
+from fa_compiler.lowering.onnx_file.bodies import OLDEST_OPSET
+from fa_compiler.lowering.onnx_file.writer import CAST_LIKE, FunctionWriter, reference
 from fa_compiler.op_registry import get
 
 AXES_AS_INPUT = 18

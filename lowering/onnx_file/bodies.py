@@ -49,7 +49,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from fa_compiler.lowering.onnx_file.magnitudes import TAME
-from fa_compiler.lowering.onnx_file.writer import FunctionWriter
+from fa_compiler.lowering.onnx_file.writer import CAST_LIKE, FunctionWriter, declared
 from fa_compiler.op_registry import FILE_DOMAIN, FILE_OP, GRAPH_OP, NodeView, TensorInfo, full_attrs, get
 from fa_compiler.op_registry.geometry import (
     BATCH_AXIS,
@@ -67,8 +67,6 @@ OLDEST_OPSET = 13
 """ReduceSum and Unsqueeze take their axes as inputs from this opset on."""
 ALLOWS_ZERO = 14
 """The first opset in which a Reshape makes sizes of 0, and takes none for a copy of another size."""
-CAST_LIKE = 15
-"""The first opset with CastLike."""
 TRILU = 14
 """The first opset with Trilu."""
 SHAPE_OF_AXES = 15
@@ -569,7 +567,7 @@ class _Writer(FunctionWriter):
     def _float(self, name: str) -> str:
         """An operand in float32. Behind a DequantizeLinear a Flatten comes first: ONNX Runtime would move the former
         behind what moves the elements here, and quantise them again, of which some types make an invalid model."""
-        value = self.op("Cast", name, to=TensorProto.FLOAT)
+        value = self.wide(name)
         if not self.call.known.is_dequantised:
             return value
         return self._restored(self.op("Flatten", value), self.op("Shape", name))
@@ -618,8 +616,7 @@ class _Writer(FunctionWriter):
 
     def _repeated(self, mask: str, batch: str) -> str:
         """A mask or bias [W,N1,S1,S2], repeated as often as W goes into the batch."""
-        own = self.op("Slice", self.op("Shape", mask), self.ints(0), self.ints(1))
-        times = self.op("Div", batch, self.op("Max", own, self.ints(1)))
+        times = self.op("Div", batch, self.op("Max", self.size(mask, 0), self.ints(1)))
         return self.op("Tile", mask, self.op("Concat", times, self.ints(1, 1, 1), axis=0))
 
     def _attend(self, scores: str, bias: str | None, allowed: _Allowed | None) -> str:
@@ -653,7 +650,11 @@ class _Writer(FunctionWriter):
         """The rows without keys, as far as they broadcast to the scores: their last axis is 1."""
         if allowed.band is not None:
             return self._empty_of_band(allowed.band)
-        count = self.op("ReduceSum", self.op("Cast", allowed.keys, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
+        return self._none_of_row(allowed.keys)
+
+    def _none_of_row(self, condition: str) -> str:
+        """The rows in which a condition holds nowhere. Their last axis is 1."""
+        count = self.op("ReduceSum", self.wide(condition), self.ints(-1), keepdims=1)
         return self.op("Equal", count, self.number(0.0))
 
     def _attend_scored(self, scores: str, allowed: str) -> str:
@@ -677,8 +678,7 @@ class _Writer(FunctionWriter):
             undefined = self.op("IsNaN", weights)
             if guard == "infinite":
                 finite = self.op("Not", self.op("Equal", scores, self.number(-math.inf)))
-                count = self.op("ReduceSum", self.op("Cast", finite, to=TensorProto.FLOAT), self.ints(-1), keepdims=1)
-                undefined = self.op("And", undefined, self.op("Equal", count, nothing))
+                undefined = self.op("And", undefined, self._none_of_row(finite))
             if empty is not None:
                 undefined = self.op("And", undefined, self.op("Not", empty))
             weights = self.op("Where", undefined, nothing, weights)
@@ -786,15 +786,15 @@ class _Writer(FunctionWriter):
     def _weighted_any(self, weights: str, read: str) -> str:
         """The same for any values: those that are not finite are 0 in the product, and add what they are where they are
         read."""
-        nothing, value, number = self.number(0.0), self.operands.value, TensorProto.FLOAT
+        nothing, value = self.number(0.0), self.operands.value
         lacking = self.op("Or", self.op("IsNaN", value), self.op("IsInf", value))
         total = self.op("MatMul", weights, self.op("Where", lacking, nothing, value))
         positive = self.op("And", self.op("Greater", weights, nothing), read)
         zero = self.op("And", self.op("Equal", weights, nothing), read)
-        used, unused = (self.op("Cast", condition, to=number) for condition in (positive, zero))
+        used, unused = self.wide(positive), self.wide(zero)
 
         def found(factor: str, kind: str) -> str:
-            return self.op("Greater", self.op("MatMul", factor, self.op("Cast", kind, to=number)), nothing)
+            return self.op("Greater", self.op("MatMul", factor, self.wide(kind)), nothing)
 
         above = self.op("IsInf", value, detect_negative=0)
         below = self.op("IsInf", value, detect_positive=0)
@@ -850,6 +850,4 @@ def _step(tokens: int) -> int:
 
 
 def _graph(name: str, nodes: Sequence[onnx.NodeProto], output: str) -> onnx.GraphProto:
-    return helper.make_graph(
-        list(nodes), name, [], [helper.make_tensor_value_info(output, TensorProto.FLOAT, [None] * 4)]
-    )
+    return helper.make_graph(list(nodes), name, [], [declared(output)])

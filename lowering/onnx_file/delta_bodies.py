@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 import onnx
 from onnx import TensorProto, helper
 
-from fa_compiler.lowering.onnx_file.linear_bodies import OLDEST_OPSET
-from fa_compiler.lowering.onnx_file.writer import FunctionWriter
+from fa_compiler.lowering.onnx_file.writer import CAST_LIKE, FunctionWriter, declared
 from fa_compiler.op_registry import DOMAIN, get
 
 STATES = {"ChunkGatedDeltaRule": "initial_state", "RecurrentGatedDeltaRule": "state"}
@@ -34,7 +33,7 @@ def delta_bodies(nodes: Iterable[onnx.NodeProto], opset: int) -> list[onnx.Funct
         if node.domain == DOMAIN and node.op_type in STATES:
             names = zip(get(node.op_type).input_names, node.input, strict=False)
             found.setdefault(node.op_type, set()).add(tuple(name for name, given in names if given))
-    if opset < OLDEST_OPSET:
+    if opset < CAST_LIKE:
         return []
     return [_body(name, inputs, opset) for name, (inputs, *others) in sorted(found.items()) if not others]
 
@@ -132,14 +131,6 @@ def _token(rows: dict[str, str]) -> onnx.GraphProto:
     place = step.op("Reshape", row["write"], step.ints(1, 1))
     step.op("ScatterND", "states", place, step.op("Unsqueeze", state, step.ints(0)), out="next")
     step.op("Identity", "more", out="on")
-    inputs = [
-        helper.make_tensor_value_info("t", TensorProto.INT64, []),
-        helper.make_tensor_value_info("more", TensorProto.BOOL, []),
-        helper.make_tensor_value_info("states", TensorProto.FLOAT, [None] * 4),
-    ]
-    outputs = [
-        helper.make_tensor_value_info("on", TensorProto.BOOL, []),
-        helper.make_tensor_value_info("next", TensorProto.FLOAT, [None] * 4),
-        helper.make_tensor_value_info("read_out", TensorProto.FLOAT, [None] * 3),
-    ]
+    inputs = [declared("t", 0, TensorProto.INT64), declared("more", 0, TensorProto.BOOL), declared("states")]
+    outputs = [declared("on", 0, TensorProto.BOOL), declared("next"), declared("read_out", 3)]
     return helper.make_graph(step.nodes, "token", inputs, outputs)

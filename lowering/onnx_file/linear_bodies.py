@@ -12,15 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import helper
 
-from fa_compiler.lowering.onnx_file.writer import FunctionWriter
+from fa_compiler.lowering.onnx_file.writer import CAST_LIKE, FunctionWriter, declared
 from fa_compiler.op_registry import NodeView, TensorInfo, full_attrs, get
 from fa_compiler.op_registry.geometry import shape_of
 from fa_compiler.op_registry.ops.flash_linear_attention import LOW_RANK
-
-OLDEST_OPSET = 15
-"""The first opset with CastLike."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ def linear_key(view: NodeView, opset: int) -> LinearKey | None:
     """What the body of a node depends on; None if it has no body. `opset` is that of the model."""
     writer = _WRITERS.get(view.op_type)
     tensors = {name: tensor for name, tensor in view.inputs.items() if isinstance(tensor, TensorInfo)}
-    if writer is None or opset < OLDEST_OPSET or "cu_seqlens" in tensors:
+    if writer is None or opset < CAST_LIKE or "cu_seqlens" in tensors:
         return None
     attrs = full_attrs(get(view.op_type), view.attrs)
     widths = writer.widths(tensors)
@@ -169,10 +166,7 @@ def _step(names: tuple[str, ...], reads_before_decay: bool) -> onnx.GraphProto:
         after = step.op("Add", after, step.op("Mul", "p", step.op("MatMul", "r", read)))
     step.op("Identity", after, out="next")
     step.op("MatMul", "q", "next", out="out")
-    inputs, outputs = (
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None] * 4) for name in group]
-        for group in (("state", *names), ("next", "out"))
-    )
+    inputs, outputs = ([declared(name) for name in group] for group in (("state", *names), ("next", "out")))
     return helper.make_graph(step.nodes, "token", inputs, outputs)
 
 

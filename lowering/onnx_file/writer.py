@@ -12,6 +12,9 @@ from onnx import AttributeProto, TensorProto, helper, numpy_helper
 
 from fa_compiler.op_registry import DOMAIN, get
 
+CAST_LIKE = 15
+"""The first opset with CastLike."""
+
 
 @dataclass
 class FunctionWriter:
@@ -85,6 +88,11 @@ class FunctionWriter:
         inputs = names[: max(map(names.index, given)) + 1]
         domain, name = key or (DOMAIN, op_type)
         return helper.make_function(domain, name, inputs, outputs, self.nodes, imports, attributes=attributes)
+
+
+def declared(name: str, rank: int = 4, kind: int = TensorProto.FLOAT) -> onnx.ValueInfoProto:
+    """The declaration of an input or output of a graph, of any sizes."""
+    return helper.make_tensor_value_info(name, kind, [None] * rank)
 
 
 def reference(name: str, source: str, kind: AttributeProto.AttributeType) -> AttributeProto:
