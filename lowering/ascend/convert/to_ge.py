@@ -303,7 +303,7 @@ class _Body:
             tensor = self.tensor(value)
             if tensor.output.op in straight:
                 self._e.stem = f"{value.name}/Identity"
-                tensor = self._e.op("Identity", tensor, out=Type(tensor.dtype, tensor.shape))
+                tensor = self._e.op("Identity", tensor, out=tensor)
             end.inputs.append(tensor.output)
             end.input_descs.append(TensorDesc(f"x{index}", tensor.dtype, tensor.shape))
         self._graph.ops.append(end)

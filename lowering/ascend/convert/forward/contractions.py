@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 
-from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.emit import Tensor
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, broadcast, handles
 from fa_compiler.passes.ops.linear import einsum_terms
@@ -66,7 +66,7 @@ def _gemm(call: OnnxCall) -> Tensor:
 
 
 def _scaled(call: OnnxCall, x: Tensor, factor: float) -> Tensor:
-    return x if factor == 1 else call.emitter.op("Mul", x, call.like(factor, x), out=Type(x.dtype, x.shape))
+    return x if factor == 1 else call.emitter.op("Mul", x, call.like(factor, x), out=x)
 
 
 @handles("Einsum")

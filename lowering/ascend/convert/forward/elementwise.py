@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from fa_compiler.lowering.ascend.convert.emit import Tensor, Type
+from fa_compiler.lowering.ascend.convert.emit import Tensor
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import MICROSOFT, OnnxCall, handles
 from fa_compiler.lowering.ascend.dtypes import attr_number
@@ -136,9 +136,9 @@ def _clip(call: OnnxCall) -> Tensor:
     low = call.x(1) if call.has(1) else low
     high = call.x(2) if call.has(2) else high
     if low is not None:
-        x = call.emitter.op("Maximum", x, low, out=Type(x.dtype, x.shape))
+        x = call.emitter.op("Maximum", x, low, out=x)
     if high is not None:
-        x = call.emitter.op("Minimum", x, high, out=Type(x.dtype, x.shape))
+        x = call.emitter.op("Minimum", x, high, out=x)
     return x
 
 

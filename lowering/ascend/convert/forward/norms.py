@@ -85,7 +85,7 @@ def _of_shape(call: OnnxCall, weight: Tensor, x: Tensor, axis: int) -> Tensor:
 
 
 def _zeros(call: OnnxCall, like: Tensor) -> Tensor:
-    return call.emitter.op("Fill", call.shape(like), call.like(0, like), out=Type(like.dtype, like.shape))
+    return call.emitter.op("Fill", call.shape(like), call.like(0, like), out=like)
 
 
 @handles("RMSNormalization")

@@ -225,7 +225,7 @@ class OnnxCall:
 
     def unary(self, op_type: str, x: Tensor, **attrs: Any) -> Tensor:
         """An operator that keeps type and shape."""
-        return self.emitter.op(op_type, x, out=Type(x.dtype, x.shape), **attrs)
+        return self.emitter.op(op_type, x, out=x, **attrs)
 
     def transpose(self, x: Tensor, perm: Sequence[int]) -> Tensor:
         """`x` with its axes in another order."""

@@ -24,7 +24,7 @@ def _tanh_grad(call: OnnxCall) -> Tensor:
         if not any(is_op(use.node, "Tanh") for use in value.uses()):
             raise CannotMapError("its second input is neither the input nor the output of a Tanh of this graph")
         y = call.unary("Tanh", y)
-    return call.emitter.op("TanhGrad", y, call.x(0), out=Type(y.dtype, y.shape))
+    return call.emitter.op("TanhGrad", y, call.x(0), out=y)
 
 
 @handles("SoftmaxGrad_13", domain=MICROSOFT)
@@ -42,7 +42,7 @@ def _gelu_grad(call: OnnxCall) -> Tensor:
 def _bias_gelu_grad(call: OnnxCall) -> Tensor:
     """The inputs are dY, X and the bias that is added to X."""
     x = call.binary("Add", call.x(1), call.x(2))
-    return call.emitter.op("GeluGradV2", call.x(0), x, approximate="none", out=Type(x.dtype, x.shape))
+    return call.emitter.op("GeluGradV2", call.x(0), x, approximate="none", out=x)
 
 
 @handles("LayerNormalizationGrad", domain=MICROSOFT)
@@ -52,7 +52,7 @@ def _layer_norm_grad(call: OnnxCall) -> Sequence[Tensor]:
     axis = call.axis(-1, of=1)
     if axis != x.rank - 1:
         raise CannotMapError("it normalises several axes", "normalise the last axis only")
-    outs = [Type(x.dtype, x.shape), Type("DT_FLOAT", gamma.shape), Type("DT_FLOAT", gamma.shape)]
+    outs = [x, Type("DT_FLOAT", gamma.shape), Type("DT_FLOAT", gamma.shape)]
     dx, dgamma, dbeta = call.emitter.ops("LayerNormGradV3", dy, x, rate, mean, gamma, outs=outs)
     return [dx, call.cast(dgamma, gamma.dtype), call.cast(dbeta, gamma.dtype)][: len(call.node.outputs)]
 
