@@ -16,7 +16,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import InlinePass
 
 from fa_compiler.lowering.onnx_file import restore_graph_operators
-from fa_compiler.passes.ir.nodes import STANDARD, all_nodes, remember_versions
+from fa_compiler.passes.ir.nodes import STANDARD, all_nodes, domain_of, remember_versions
 from fa_compiler.passes.prepare.functions import drop_shadowed
 from fa_compiler.passes.values.shapes import ShapeInfo, analyse
 
@@ -91,7 +91,7 @@ def _expand(model: ir.Model, info: ShapeInfo, known: Known) -> bool:
 
 def _definition(node: ir.Node, info: ShapeInfo, versions: Mapping[str, int], known: Known) -> onnx.FunctionProto | None:
     """The function that defines a node, in operators of the model's opset; None if there is none."""
-    domain = "" if node.domain in STANDARD else node.domain
+    domain = domain_of(node)
     version, wanted = versions.get(domain), versions[""]
     graphs = any(attr.type in (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS) for attr in node.attributes.values())
     if version is None or graphs or not onnx.defs.has(node.op_type, version, domain):

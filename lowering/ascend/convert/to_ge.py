@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX
@@ -23,6 +22,7 @@ from fa_compiler.op_registry import dtypes, hcom
 from fa_compiler.passes.attention_ops.names import is_attention_op, is_linear_attention_op
 from fa_compiler.passes.ir.nodes import opset, reached, subgraphs
 from fa_compiler.passes.ir.signatures import unknown_part
+from fa_compiler.passes.ops.context import integers_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 _CONSTANT, _IF = ("", "Constant"), ("", "If")
@@ -45,7 +45,8 @@ def to_ge(model: ir.Model, *, input_shapes: Mapping[str, Sequence[int | Range]] 
         ValueError: an input shape names no input, or has another rank or size than the input.
     """
     model = model.clone()
-    ranges = _set_shapes(model.graph, input_shapes or {})
+    ranges = input_shapes or {}
+    _set_shapes(model.graph, ranges)
     prepared, info = prepare(model, _is_known)
     conversion = _Conversion(model.graph.name or "model", info)
     conversion.graph(prepared.graph, ranges)
@@ -75,7 +76,7 @@ def _is_known(key: tuple[str, str]) -> bool:
     return key in HANDLERS or key in (_CONSTANT, _IF)
 
 
-def _set_shapes(graph: ir.Graph, shapes: Mapping[str, Sequence[int | Range]]) -> dict[str, Sequence[int | Range]]:
+def _set_shapes(graph: ir.Graph, shapes: Mapping[str, Sequence[int | Range]]) -> None:
     inputs = {value.name: value for value in graph.inputs}
     for name, given in shapes.items():
         value = inputs.get(name)
@@ -90,7 +91,6 @@ def _set_shapes(graph: ir.Graph, shapes: Mapping[str, Sequence[int | Range]]) ->
                 raise ValueError(f"input '{name}' has size {fixed} in axis {axis}, the shape given for it {size}")
         kept = [None] * len(given) if old is None else list(old)
         value.shape = ir.Shape([size if isinstance(size, int) else kept[i] for i, size in enumerate(given)])
-    return dict(shapes)
 
 
 class _Conversion:
@@ -200,10 +200,10 @@ class _Body:
             dtype = None if fact.dtype is None else dtypes.from_onnx(int(fact.dtype))
             if fact.content is None or fact.content.dtype != object or dtype not in ("DT_INT32", "DT_INT64", "DT_BOOL"):
                 return False
-            numbers = [item.const for item in fact.content.reshape(-1)]
-            if None in numbers:
+            numbers = integers_of(fact.content)
+            if numbers is None:
                 return False
-            found.append((value, np.array(numbers, dtypes.to_numpy(dtype)).reshape(fact.content.shape), dtype))
+            found.append((value, numbers.astype(dtypes.to_numpy(dtype)), dtype))
         for value, array, dtype in found:
             self._tensors[value] = self._e.const(array, dtype)
         return True

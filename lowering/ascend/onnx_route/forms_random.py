@@ -12,7 +12,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
-from fa_compiler.passes.ir.nodes import int_attr
+from fa_compiler.passes.ir.nodes import attribute_values, int_attr
 
 INT32 = ir.DataType.INT32
 
@@ -35,6 +35,5 @@ def counted_in_int32(rewrite: Rewrite) -> None:
     rewrite.drop("dtype")
     if wanted == INT32:
         return
-    attrs = {name: attr.value for name, attr in rewrite.node.attributes.items()}
-    drawn = rewrite.builder.op("Multinomial", [rewrite.needed(0)], attrs)
+    drawn = rewrite.builder.op("Multinomial", [rewrite.needed(0)], attribute_values(rewrite.node))
     rewrite.replace(rewrite.builder.cast(drawn, wanted))

@@ -15,7 +15,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
-from fa_compiler.passes.ir.nodes import int_attr
+from fa_compiler.passes.ir.nodes import attribute_values, int_attr
 
 BOOL = ir.DataType.BOOL
 
@@ -35,7 +35,7 @@ def batch_first(rewrite: Rewrite) -> None:
     moved = ir.node(
         node.op_type,
         inputs,
-        {name: attr.value for name, attr in node.attributes.items()},
+        attribute_values(node),
         num_outputs=len(node.outputs),
         name=builder.names.new(f"{node.name or node.op_type}_layout_0"),
     )

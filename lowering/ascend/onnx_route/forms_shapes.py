@@ -26,7 +26,7 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.changes import defined_noop, pads_of_all_axes
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
-from fa_compiler.passes.ir.nodes import int_attr
+from fa_compiler.passes.ir.nodes import attribute_values, int_attr
 
 BOOL, HALF = ir.DataType.BOOL, ir.DataType.FLOAT16
 END = (1 << 63) - 1
@@ -158,7 +158,7 @@ def pad(rewrite: Rewrite) -> None:
     if rewrite.dtype(data) != HALF:
         return None
     wide = builder.cast(data, ir.DataType.FLOAT)
-    padded = rewrite.op("Pad", [wide], wide, {name: attr.value for name, attr in node.attributes.items()})
+    padded = rewrite.op("Pad", [wide], wide, attribute_values(node))
     return rewrite.replace(builder.cast(padded, HALF))
 
 

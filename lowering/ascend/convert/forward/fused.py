@@ -12,13 +12,14 @@ from fa_compiler.op_registry import DOMAIN, dtypes, full_attrs, get, names
 from fa_compiler.op_registry.errors import RegistryError
 from fa_compiler.op_registry.infer import can_infer, infer
 from fa_compiler.op_registry.node import TensorInfo, bind_inputs
+from fa_compiler.passes.ir.nodes import attribute_values
 from fa_compiler.passes.rewrite.node_view import node_view
 
 
 def _fused(call: OnnxCall) -> Sequence[Tensor]:
     """The inputs in REG_OP order, and every attribute. An input that is read at compile time is a constant."""
     spec = get(call.node.op_type)
-    given = {name: attr.value for name, attr in call.node.attributes.items()}
+    given = attribute_values(call.node)
     try:
         bound = bind_inputs(spec, list(call.inputs), given)
         attrs = full_attrs(spec, given)

@@ -11,11 +11,12 @@ from fa_compiler.lowering.ascend.convert.emit import Tensor
 from fa_compiler.lowering.ascend.convert.errors import CannotMapError
 from fa_compiler.lowering.ascend.convert.forward.onnx_call import OnnxCall, handles
 from fa_compiler.op_registry import DOMAIN, dtypes, hcom
+from fa_compiler.passes.ir.nodes import attribute_values
 
 
 @handles(*hcom.OPERATORS, domain=DOMAIN)
 def _message(call: OnnxCall) -> Sequence[Tensor]:
-    attrs = {name: attr.value for name, attr in call.node.attributes.items()}
+    attrs = attribute_values(call.node)
     if "dtype" in attrs:
         dtype = dtypes.from_onnx(int(attrs["dtype"]))
         if dtype is None:

@@ -16,6 +16,7 @@ from fa_compiler.lowering.ascend.graph import ge_shape
 from fa_compiler.op_registry import dtypes
 from fa_compiler.passes.algebra.symbolic import Dim
 from fa_compiler.passes.ir.nodes import constant, float_attr, input_of, int_attr, is_read, text_attr
+from fa_compiler.passes.ops.context import integers_of
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 STANDARD = ""
@@ -66,14 +67,10 @@ class OnnxCall:
         if found is not None:
             return found
         content = self.info.fact(value).content
-        if content is None:
-            return None
-        if content.dtype != object:
+        if content is None or content.dtype != object:
             return content
-        numbers = [item.const for item in content.reshape(-1)]
-        if any(number is None for number in numbers):
-            return None
-        return np.asarray(numbers, np.int64).reshape(content.shape)
+        numbers = integers_of(content)
+        return None if numbers is None else numbers.astype(np.int64)
 
     def integers(self, index: int) -> list[int] | None:
         """The elements of an integer input, if they are the same in every run."""
