@@ -135,14 +135,9 @@ def _graph_problems(model: ir.Model) -> list[str]:
     return problems
 
 
-def _by_domain(imports: object) -> dict[str, int]:
-    assert isinstance(imports, dict)
-    return {"" if domain in STANDARD else domain: version for domain, version in imports.items()}
-
-
 def _one_import(model: ir.Model) -> int:
     """The version of the standard opset, which is imported under one name afterwards."""
-    named = _by_domain(dict(model.opset_imports))
+    named = {"" if domain in STANDARD else domain: version for domain, version in model.opset_imports.items()}
     version = named.get("", 0)
     if not version:
         named[""] = version = TARGET
