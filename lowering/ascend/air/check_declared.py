@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 
-from fa_compiler.lowering.ascend.air.decode import names_of, split_edge
+from fa_compiler.lowering.ascend.air.decode import data_edges, names_of
 from fa_compiler.lowering.ascend.air.schema import Proto
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.op_registry.ge_prototypes import ge_prototype
@@ -70,9 +70,8 @@ def _declared(
 
 
 def _connected(op: Proto) -> set[str]:
-    edges = [edge for edge in map(split_edge, op.input) if edge is None or edge[1] >= 0]
     names = names_of(op, "input") or {}
-    return {names.get(place, "") for place, edge in enumerate(edges) if edge is not None}
+    return {names.get(place, "") for place, edge in enumerate(data_edges(op)) if edge is not None}
 
 
 def _attrs(op: Proto, known: Sequence[str]) -> Iterator[FileDiagnostic]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from fa_compiler.lowering.ascend.air.decode import has_index, layout_of, split_edge, type_name
+from fa_compiler.lowering.ascend.air.decode import data_edges, has_index, layout_of, split_edge, type_name
 from fa_compiler.lowering.ascend.air.schema import Proto
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.graph import UNDEFINED
@@ -97,16 +97,15 @@ def _misread(node: str, entries: Iterable[str]) -> Iterator[FileDiagnostic]:
 def _unlinked(op: Proto) -> Iterator[FileDiagnostic]:
     if op.type in SOURCES:
         return
-    edges = [edge for edge in map(split_edge, op.input) if edge is None or edge[1] >= 0]
+    edges = data_edges(op)
     for anchor, desc in enumerate(op.input_desc):
         linked = anchor < len(edges) and edges[anchor] is not None
-        dtype, layout = type_name(desc.dtype), layout_of(desc)
-        if linked and dtype == UNDEFINED and layout in ("", "FORMAT_RESERVED"):
-            name = desc.name or f"number {anchor}"
+        dtype, layout, name = type_name(desc.dtype), layout_of(desc), desc.name or f"number {anchor}"
+        absent = dtype == UNDEFINED and layout in ("", "FORMAT_RESERVED")
+        if linked and absent:
             problem = f"input {name} is connected, but declared without type and layout"
             yield NO_TYPE(op.name, f"{problem}: GE treats it as absent")
-        if not linked and (dtype != UNDEFINED or layout not in ("", "FORMAT_RESERVED")):
-            name = desc.name or f"number {anchor}"
+        if not linked and not absent:
             yield UNLINKED(op.name, f"input {name} is not connected, but declared as {dtype} {layout}".rstrip())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fa_compiler.lowering.ascend.air.decode import CONSTANTS, FORMATS, file_at, layout_of, location_of, type_name
-from fa_compiler.lowering.ascend.air.schema import Proto, TensorDescriptor
+from fa_compiler.lowering.ascend.air.schema import DATA_TYPE, Proto
 from fa_compiler.lowering.ascend.diagnostic import FileDiagnostic, Rule, Severity
 from fa_compiler.lowering.ascend.dtypes import data_size
 
@@ -27,7 +27,7 @@ WEIGHT_FILE = Rule("weight-file", Severity.REJECTED, "put the file where the .ai
 WEIGHT_LENGTH = Rule("weight-length", Severity.LATER, "restore the file, or write its length into the .air")
 WEIGHT_PLACE = Rule("weight-place", Severity.REJECTED, "use a relative path without '..'")
 
-_TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
+_TYPES = DATA_TYPE.values_by_number
 LAYOUTS = frozenset(("", "RESERVED", "FORMAT_RESERVED", "NC1HWC0_C04", "FRACTAL_Z_3D", "NDC1HWC0", *FORMATS.values()))
 
 

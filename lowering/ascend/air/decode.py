@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from fa_compiler.lowering.ascend.air.schema import LISTS, Proto, TensorDescriptor
+from fa_compiler.lowering.ascend.air.schema import DATA_TYPE, LISTS, Proto
 from fa_compiler.lowering.ascend.air.slots import slot_names
 from fa_compiler.lowering.ascend.diagnostic import AirError
 from fa_compiler.lowering.ascend.dtypes import attr_name
@@ -33,7 +33,7 @@ CONSTANTS = ("Const", "Constant")
 OUTPUT_NODE = "Node_Output"
 """GE's name for a NetOutput that it makes from the outputs of a graph."""
 
-_TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_number
+_TYPES = DATA_TYPE.values_by_number
 _SCALARS = {"i": "Int", "f": "Float", "b": "Bool"}
 _READ_LISTS = ("s", "i", "f", "b", "dt")
 """The fields of the lists that are read; the others are copied."""
@@ -65,6 +65,11 @@ def split_edge(text: str) -> tuple[str, int] | None:
     magnitude = _LONG if len(digits) > len(str(_LONG)) else min(int(digits or "0"), _LONG)
     wrapped = (magnitude if found[1] != "-" else -magnitude) & 0xFFFFFFFF
     return name, -1 if wrapped >> 31 else wrapped
+
+
+def data_edges(op: Proto) -> list[tuple[str, int] | None]:
+    """The edges of an operator's inputs, in order, without control edges; None for an input that is not connected."""
+    return [edge for edge in map(split_edge, op.input) if edge is None or edge[1] >= 0]
 
 
 _LONG = (1 << 63) - 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fa_compiler.lowering.ascend.air.schema import LISTS, AttrDef, ModelDef, Proto, TensorDescriptor
+from fa_compiler.lowering.ascend.air.schema import DATA_TYPE, LISTS, AttrDef, ModelDef, Proto
 from fa_compiler.lowering.ascend.air.slots import PARENT_INDEX, first_passed, slot_names
 from fa_compiler.lowering.ascend.diagnostic import AirError
 from fa_compiler.lowering.ascend.dtypes import attr_number
@@ -17,7 +17,7 @@ from fa_compiler.lowering.ascend.graph import Attr, Graph, Model, Op, Opaque, Te
 from fa_compiler.op_registry.dtypes import canonical
 
 UNKNOWN_RANK = -2
-_TYPES = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type.values_by_name
+_TYPES = DATA_TYPE.values_by_name
 
 Places = Mapping[int, str]
 """The files of the weights whose data are not in the message, by id() of the Weight."""

@@ -32,6 +32,7 @@ OpDef = _MESSAGES["OpDef"]
 AttrDef = _MESSAGES["AttrDef"]
 TensorDef = _MESSAGES["TensorDef"]
 TensorDescriptor = _MESSAGES["TensorDescriptor"]
+DATA_TYPE = TensorDescriptor.DESCRIPTOR.fields_by_name["dtype"].enum_type
 ListValue = AttrDef.ListValue
 LISTS = {
     ListValue.VT_LIST_STRING: ("s", "ListString"),
