@@ -21,7 +21,7 @@ from onnx import defs
 
 from fa_compiler.lowering.ascend.diagnostic import Severity
 from fa_compiler.lowering.ascend.onnx_route.parser import versions_in
-from fa_compiler.passes.ir.nodes import is_read
+from fa_compiler.passes.ir.nodes import input_of, is_read
 from fa_compiler.passes.values.shapes import ShapeInfo
 
 RIGHT_PIXELS = frozenset(
@@ -84,17 +84,15 @@ UNKNOWN = InputFact()
 
 @dataclass(frozen=True)
 class NodeForm:
-    """A node for its plugin: attributes as Python values, and the names of inputs and outputs, "" for absent ones.
-
-    `facts` are those of the inputs, in order; it may be shorter than `inputs`.
-    """
+    """A node for its plugin: attributes as Python values, the names of inputs and outputs, "" for absent ones, and what
+    is known of the first input."""
 
     op_type: str
     version: int
     attributes: Mapping[str, Any]
     inputs: Sequence[str]
     outputs: Sequence[str]
-    facts: Sequence[InputFact] = ()
+    first: InputFact = UNKNOWN
 
     @staticmethod
     def of_proto(
@@ -106,8 +104,8 @@ class NodeForm:
         """
         values = {attr.name: plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
         outputs = tuple(name if name in read else "" for name in node.output)
-        known = tuple((facts or {}).get(name, UNKNOWN) for name in node.input)
-        return NodeForm(node.op_type, version, values, tuple(node.input), outputs, known)
+        first = (facts or {}).get(node.input[0], UNKNOWN) if node.input else UNKNOWN
+        return NodeForm(node.op_type, version, values, tuple(node.input), outputs, first)
 
     @staticmethod
     def of_node(node: ir.Node, version: int, info: ShapeInfo | None = None) -> NodeForm:
@@ -115,8 +113,8 @@ class NodeForm:
         values = {name: plain(attr.value) for name, attr in node.attributes.items()}
         inputs = tuple("" if value is None else value.name or "?" for value in node.inputs)
         outputs = tuple((value.name or "?") if is_read(value) else "" for value in node.outputs)
-        facts = () if info is None else tuple(_fact(value, info) for value in node.inputs)
-        return NodeForm(node.op_type, version, values, inputs, outputs, facts)
+        first = UNKNOWN if info is None else _fact(input_of(node, 0), info)
+        return NodeForm(node.op_type, version, values, inputs, outputs, first)
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of an attribute, or `default`."""
@@ -125,10 +123,6 @@ class NodeForm:
     def given(self, index: int) -> bool:
         """Whether the input is present."""
         return index < len(self.inputs) and bool(self.inputs[index])
-
-    def fact(self, index: int) -> InputFact:
-        """What is known of an input."""
-        return self.facts[index] if index < len(self.facts) else UNKNOWN
 
 
 def _fact(value: ir.Value | None, info: ShapeInfo) -> InputFact:
@@ -322,7 +316,7 @@ def _is_default(form: NodeForm, name: str, value: Any) -> bool:
 def _clip(form: NodeForm) -> Iterator[PluginMismatch]:
     if form.version >= 11 and not form.given(1) and not form.given(2):
         yield _refused("ATC's plugin needs a bound")
-    if form.version < 11 and form.fact(0).dtype not in (None, _T.FLOAT):
+    if form.version < 11 and form.first.dtype not in (None, _T.FLOAT):
         yield PluginMismatch("the result of ATC's plugin is float32 for any type before opset 11")
 
 
@@ -454,7 +448,7 @@ def _conv_transpose(form: NodeForm) -> Iterator[PluginMismatch]:
 
 
 def _div(form: NodeForm) -> Iterator[PluginMismatch]:
-    if form.fact(0).dtype in WHOLE:
+    if form.first.dtype in WHOLE:
         yield PluginMismatch(
             "ATC's plugin makes a RealDiv of a division of integers; the public kernels (AICPU, 950) divide towards 0, "
             "as ONNX does, the kernel of A2 is not public",
@@ -474,7 +468,7 @@ def _eye_like(form: NodeForm) -> Iterator[PluginMismatch]:
 
 
 def _global_max_pool(form: NodeForm) -> Iterator[PluginMismatch]:
-    rank = form.fact(0).rank
+    rank = form.first.rank
     if rank not in (None, 4):
         yield PluginMismatch(f"ATC's plugin reduces the axes of 4 dimensions only, and there are {rank}")
 
@@ -482,7 +476,7 @@ def _global_max_pool(form: NodeForm) -> Iterator[PluginMismatch]:
 def _layer_normalization(form: NodeForm) -> Iterator[PluginMismatch]:
     if len(form.inputs) > 2 and not form.inputs[2]:
         yield _refused("ATC's plugin refuses an empty third input; leave it out")
-    elif not form.given(2) and form.fact(0).dtype not in (None, _T.FLOAT):
+    elif not form.given(2) and form.first.dtype not in (None, _T.FLOAT):
         yield PluginMismatch("without a third input ATC's plugin adds a bias of float32 to a tensor of another type")
 
 
@@ -492,19 +486,19 @@ def _lstm(form: NodeForm) -> Iterator[PluginMismatch]:
 
 def _one_axis(form: NodeForm) -> Iterator[PluginMismatch]:
     """Softmax and its like run over all axes from their axis on before opset 13."""
-    axis, rank = form.get("axis", 1), form.fact(0).rank
+    axis, rank = form.get("axis", 1), form.first.rank
     if form.version < 13 and axis != -1 and (rank is None or axis % max(rank, 1) != rank - 1):
         yield PluginMismatch(f"ATC's plugin computes axis {axis} only, and before opset 13 ONNX all axes from it on")
 
 
 def _old_pad(form: NodeForm) -> Iterator[PluginMismatch]:
-    if form.version < 11 and form.fact(0).dtype not in (None, _T.FLOAT):
+    if form.version < 11 and form.first.dtype not in (None, _T.FLOAT):
         yield PluginMismatch("before opset 11 ATC's plugin pads every type with a number of float32")
 
 
 def _random_like(form: NodeForm) -> Iterator[PluginMismatch]:
     """While the parser runs, every tensor that a node makes counts as float32."""
-    if form.get("dtype") is None and form.fact(0).is_made and form.fact(0).dtype != _T.FLOAT:
+    if form.get("dtype") is None and form.first.is_made and form.first.dtype != _T.FLOAT:
         yield PluginMismatch("without dtype ATC's plugin makes float32 of every tensor inside the graph")
 
 
@@ -526,7 +520,7 @@ def _size(form: NodeForm) -> Iterator[PluginMismatch]:
 
 
 def _split(form: NodeForm) -> Iterator[PluginMismatch]:
-    if form.get("num_outputs") is not None and form.fact(0).is_made:
+    if form.get("num_outputs") is not None and form.first.is_made:
         yield _refused("ATC's plugin crashes on num_outputs for a tensor inside the graph")
 
 
