@@ -99,8 +99,7 @@ def _transpose(call: OnnxCall) -> Tensor:
 
 def _axes(call: OnnxCall, rank: int | None) -> list[int] | None:
     """The axes of Squeeze and Unsqueeze, which are an attribute before opset 13. None if they are computed."""
-    axes = call.integer_list("axes")
-    axes = call.integers(1) if axes is None else axes
+    axes = call.listed("axes", 1)
     if axes is None or rank is None:
         return axes
     return [call.front(axis, rank) for axis in axes]

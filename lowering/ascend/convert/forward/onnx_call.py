@@ -113,9 +113,7 @@ class OnnxCall:
         """An attribute with a list of integers, which is input `index` in newer opsets; None if it is absent or
         computed."""
         numbers = self.integer_list(name)
-        if numbers is None and self.has(index):
-            return self.integers(index)
-        return numbers
+        return self.integers(index) if numbers is None else numbers
 
     def axis(self, default: int, of: int = 0) -> int:
         """The attribute `axis` as a number from 0 on. Raises CannotMapError for an unknown rank."""
@@ -155,7 +153,7 @@ class OnnxCall:
     def reshape(self, x: Tensor, parts: Sequence[int | Tensor]) -> Tensor:
         """`x` in a shape of constant sizes (-1 for the remaining elements) and vectors with one computed size each."""
         shape = tuple(part if isinstance(part, int) else -1 for part in parts)
-        if -1 in shape and None not in (x.shape,) and x.shape is not None and -1 not in x.shape:
+        if -1 in shape and x.shape is not None and -1 not in x.shape:
             rest = int(np.prod([size for size in shape if size >= 0]))
             if shape.count(-1) == 1 and rest:
                 shape = tuple(int(np.prod(x.shape)) // rest if size == -1 else size for size in shape)
@@ -257,8 +255,7 @@ def handles(*op_types: str, domain: str = STANDARD) -> Callable[[Handler], Handl
     """A decorator that registers a function for ONNX operators of a domain."""
 
     def register(handler: Handler) -> Handler:
-        for op_type in op_types:
-            HANDLERS[domain, op_type] = handler
+        HANDLERS.update({(domain, op_type): handler for op_type in op_types})
         return handler
 
     return register
