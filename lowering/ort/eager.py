@@ -245,9 +245,8 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
     nodes, inputs, results = [], [], []
     for prefix, request in requests.items():
         spec, attributes, types = request.spec, request.attributes, _output_types(request)
-        output_names = [
-            prefix + _result_name(spec, entry.name) if entry.name in request.wanted else "" for entry in spec.outputs
-        ]
+        made = {name: prefix + _result_name(spec, name) for name in spec.output_names if name in request.wanted}
+        output_names = [made.get(name, "") for name in spec.output_names]
         while output_names and not output_names[-1]:
             output_names.pop()
         given = list(zip(_input_names(spec, dict(attributes)), request.types, strict=False))
@@ -261,11 +260,7 @@ def session_of(requests: Mapping[str, Request], turns: int | None = None) -> ort
         node.attribute.extend(helper.make_attribute(name, value) for name, value in attributes)
         nodes.append(node)
         inputs += [helper.make_tensor_value_info(prefix + name, dtype, None) for name, dtype in given if dtype]
-        results += [
-            helper.make_tensor_value_info(prefix + _result_name(spec, entry.name), types[entry.name], None)
-            for entry in spec.outputs
-            if entry.name in request.wanted
-        ]
+        results += [helper.make_tensor_value_info(name, types[output], None) for output, name in made.items()]
     model = helper.make_model(
         helper.make_graph(nodes, "calls", inputs, results),
         ir_version=_IR_VERSION,
