@@ -82,11 +82,11 @@ class _Recurrence(_Body):
 
     @staticmethod
     def widths(tensors: Mapping[str, TensorInfo]) -> tuple[Any, ...]:
-        rows = {name: tensor for name, tensor in tensors.items() if name not in ("past_state", "cu_seqlens")}
-        return tuple(shape_of(tensor, 3)[-1] for tensor in rows.values())
+        return tuple(shape_of(tensor, 3)[-1] for name, tensor in tensors.items() if name != "past_state")
 
     def write(self) -> None:
-        attrs, width = self.attrs, dict(zip(self._rows(), self.key.widths, strict=True))
+        rows = [name for name in self.key.inputs if name != "past_state"]
+        attrs, width = self.attrs, dict(zip(rows, self.key.widths, strict=True))
         q_heads, heads = int(attrs["q_num_heads"]), int(attrs["kv_num_heads"])
         size, columns, out_heads = width["query"] // q_heads, width["value"] // heads, max(q_heads, heads)
         key_heads, rule = width["key"] // size, attrs["update_rule"]
@@ -130,9 +130,6 @@ class _Recurrence(_Body):
         last = self.op("Slice", sizes, self.ints(2), self.ints(5))
         shape = self.op("Concat", self.size("query", 0), missing, last, axis=0)
         return self.op("Concat", value, self.op("Expand", self.number(0.0), shape), axis=1)
-
-    def _rows(self) -> list[str]:
-        return [name for name in self.key.inputs if name not in ("past_state", "cu_seqlens")]
 
     def _split(self, name: str, heads: int, groups: int, states: int, last: tuple[int, int]) -> str:
         """An input in float32 as [B,T,states,*last]. `heads` heads are `groups` groups, each for several states."""
