@@ -25,7 +25,7 @@ from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.passes.ir.nodes import constant, int_attr
 from fa_compiler.passes.ops.elementwise import drops_nothing
 
-BOOL, FLOAT = ir.DataType.BOOL, ir.DataType.FLOAT
+FLOAT = ir.DataType.FLOAT
 UNSIGNED = (ir.DataType.UINT8, ir.DataType.UINT16, ir.DataType.UINT32, ir.DataType.UINT64)
 
 

@@ -18,8 +18,6 @@ import onnx_ir as ir
 
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 
-BOOL = ir.DataType.BOOL
-
 
 def flat_indices(rewrite: Rewrite) -> None:
     """ScatterND."""

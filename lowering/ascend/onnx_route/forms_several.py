@@ -17,8 +17,6 @@ import onnx_ir as ir
 from fa_compiler.lowering.ascend.onnx_route.rewrite import Rewrite
 from fa_compiler.passes.ir.nodes import attribute_values, int_attr
 
-BOOL = ir.DataType.BOOL
-
 
 def batch_first(rewrite: Rewrite) -> None:
     """GRU of opset 14."""

@@ -28,7 +28,7 @@ from fa_compiler.lowering.ascend.onnx_route.changes import defined_noop, pads_of
 from fa_compiler.lowering.ascend.onnx_route.rewrite import INT64, Rewrite
 from fa_compiler.passes.ir.nodes import attribute_values, int_attr
 
-BOOL, HALF = ir.DataType.BOOL, ir.DataType.FLOAT16
+HALF = ir.DataType.FLOAT16
 END = (1 << 63) - 1
 """An index after the end of every axis. ONNX uses it for "to the end"."""
 

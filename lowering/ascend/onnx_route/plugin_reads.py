@@ -95,16 +95,14 @@ class NodeForm:
     first: InputFact = UNKNOWN
 
     @staticmethod
-    def of_proto(
-        node: onnx.NodeProto, version: int, read: Collection[str], facts: Mapping[str, InputFact] | None = None
-    ) -> NodeForm:
+    def of_proto(node: onnx.NodeProto, version: int, read: Collection[str], facts: Mapping[str, InputFact]) -> NodeForm:
         """The form of a node in a file. An output that is not in `read` counts as absent.
 
         Raises ValueError for an attribute without a type.
         """
         values = {attr.name: plain(onnx.helper.get_attribute_value(attr)) for attr in node.attribute}
         outputs = tuple(name if name in read else "" for name in node.output)
-        first = (facts or {}).get(node.input[0], UNKNOWN) if node.input else UNKNOWN
+        first = facts.get(node.input[0], UNKNOWN) if node.input else UNKNOWN
         return NodeForm(node.op_type, version, values, tuple(node.input), outputs, first)
 
     @staticmethod
