@@ -30,6 +30,7 @@ from fa_compiler.lowering.ascend.onnx_route import parser
 from fa_compiler.lowering.ascend.onnx_route.check_outputs import all_graphs, check_outputs
 from fa_compiler.lowering.ascend.onnx_route.check_weights import check_weights
 from fa_compiler.lowering.ascend.onnx_route.input_facts import input_facts
+from fa_compiler.lowering.ascend.onnx_route.names import parser_nodes
 from fa_compiler.lowering.ascend.onnx_route.plugin_reads import InputFact, NodeForm, plain, plugin_mismatches
 from fa_compiler.op_registry import DOMAIN, VERSION, NodeError, bind_inputs, bind_outputs, full_attrs, get
 from fa_compiler.op_registry import names as operators
@@ -197,8 +198,7 @@ def _label(node: onnx.NodeProto) -> str:
 def _names(graph: onnx.GraphProto) -> Iterator[FileDiagnostic]:
     """Nodes, inputs and initializers share one namespace. The parser itself names nodes without a name."""
     initial = {tensor.name for tensor in graph.initializer}
-    taken = Counter(value.name for value in graph.input if value.name not in initial)
-    taken.update(f"{name}_initializer_{position}" for position, name in enumerate(sorted(initial)))
+    taken = Counter(parser_nodes((value.name for value in graph.input if value.name not in initial), initial))
     unnamed = 0
     for node in graph.node:
         name = node.name or f"{node.op_type}_{unnamed}"

@@ -7,17 +7,18 @@ connects every absent input to an output without a name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
 
 from fa_compiler.passes.emit.build import Names
+from fa_compiler.passes.ir.nodes import name_of
 
 
 def make_unique(model: ir.Model, graphs: list[ir.Graph]) -> None:
     """Name the nodes and outputs without a name, and rename nodes whose name is not unique."""
     names = Names.of(graphs)
-    reserved = set(parser_nodes(model.graph))
+    reserved = set(parser_nodes(map(name_of, model.graph.inputs), model.graph.initializers))
     names.taken |= reserved
     for graph in graphs:
         for node in graph:
@@ -27,10 +28,11 @@ def make_unique(model: ir.Model, graphs: list[ir.Graph]) -> None:
             reserved.add(node.name)
 
 
-def parser_nodes(graph: ir.Graph) -> Iterable[str]:
-    """The names of the nodes that the parser makes for a main graph's inputs and initializers."""
-    yield from (value.name or "" for value in graph.inputs)
-    yield from (f"{name}_initializer_{position}" for position, name in enumerate(sorted(graph.initializers)))
+def parser_nodes(inputs: Iterable[str], initializers: Iterable[str]) -> Iterator[str]:
+    """The names of the nodes that the parser makes for inputs and initializers of a graph, of which these are the
+    names."""
+    yield from inputs
+    yield from (f"{name}_initializer_{position}" for position, name in enumerate(sorted(initializers)))
 
 
 def _name_outputs(node: ir.Node, names: Names) -> None:
