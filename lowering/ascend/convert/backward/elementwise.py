@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fa_compiler.lowering.ascend.convert.backward.ge_call import GeCall, handles
-from fa_compiler.lowering.ascend.convert.errors import UnreadableError
 
 INTEGERS = ("DT_INT8", "DT_INT16", "DT_INT32", "DT_INT64", "DT_UINT8", "DT_UINT16", "DT_UINT32", "DT_UINT64")
 
@@ -48,10 +47,7 @@ def _rsqrt(call: GeCall) -> str:
 
 @handles("AddN")
 def _add_n(call: GeCall) -> str:
-    inputs = call.dynamic("x")
-    if call.attr("N") != len(inputs):
-        raise UnreadableError(f"AddN '{call.op.name}' has {len(inputs)} inputs and N = {call.attr('N')}")
-    return call.node("Sum", *inputs)
+    return call.node("Sum", *call.counted("x"))
 
 
 @handles("Swish")

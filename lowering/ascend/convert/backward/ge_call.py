@@ -68,6 +68,14 @@ class GeCall(ABC):
         names = [key for key in self._inputs if key.startswith(name) and key.removeprefix(name).isdigit()]
         return [self._inputs[f"{name}{index}"] for index in range(len(names))]
 
+    def counted(self, name: str) -> list[str]:
+        """The tensors of a dynamic input, as many as the attribute N says."""
+        tensors = self.dynamic(name)
+        if self.attr("N") != len(tensors):
+            what = f"{self.op.type} '{self.op.name}'"
+            raise UnreadableError(f"{what} has {len(tensors)} inputs and N = {self.attr('N')}")
+        return tensors
+
     @abstractmethod
     def constant(self, name: str) -> np.ndarray[Any, Any]:
         """The value of a constant input. Raises UnreadableError for any other input."""

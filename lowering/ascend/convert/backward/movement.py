@@ -51,10 +51,7 @@ def _shape(call: GeCall) -> str:
 
 @handles("ConcatD")
 def _concat(call: GeCall) -> str:
-    inputs = call.dynamic("x")
-    if call.attr("N") != len(inputs):
-        raise UnreadableError(f"ConcatD '{call.op.name}' has {len(inputs)} inputs and N = {call.attr('N')}")
-    return call.node("Concat", *inputs, axis=call.attr("concat_dim"))
+    return call.node("Concat", *call.counted("x"), axis=call.attr("concat_dim"))
 
 
 @handles("SplitD")
